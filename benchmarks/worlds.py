@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from envs.exploration.factored import distances, leads, maze
+from envs.exploration.factored import distances, maze, next_cells
 from envs.exploration.family import CellWorld, PointMaze, one_hot
 from envs.types import EnvReset, EnvStep
 
@@ -146,7 +146,7 @@ class Level(CellWorld):
 
     def __init__(self, size: int = 4, level: int = 0, kind: str = "sparse", render_mode: str | None = None) -> None:
         rng = np.random.default_rng([size, level])
-        self.ways, self.n_cells, self.kind = leads(maze(size, rng)), size * size, kind
+        self.ways, self.n_cells, self.kind = next_cells(maze(size, rng)), size * size, kind
         self.goal, self.decoy = (int(cell) for cell in 1 + rng.permutation(self.n_cells - 1)[:2])
         self.far = distances(self.ways, [self.goal])
         self._setup(render_mode, self.n_cells, 4)
@@ -178,7 +178,7 @@ class WanderingNoise(CellWorld):
 
     def __init__(self, bits: int = 0, render_mode: str | None = None) -> None:
         self.bits, self.n_cells = bits, SIZE * SIZE
-        self.ways = np.c_[np.arange(self.n_cells), leads(maze(SIZE, np.random.default_rng(1)))]
+        self.ways = np.c_[np.arange(self.n_cells), next_cells(maze(SIZE, np.random.default_rng(1)))]
         self._setup(render_mode, self.n_cells + bits, 5)
         self._begin()
 

@@ -140,7 +140,7 @@ def command_page(verb: str, module: str) -> tuple[str, str]:
 def presets_page() -> tuple[str, str]:
     """Every preset: its line, where it applies by itself, what it sets."""
     parts = ["`preset=NAME`. One that names where it applies is taken there by itself; `preset=none` takes none."]
-    for name, found in presets.every().items():
+    for name, found in presets.all_presets().items():
         where, sets = assigned(found["applies"]), assigned(found["values"])
         text = [prose(found["about"]).rstrip(".") + "."]
         text += [f"By itself for {where}."] if where else []

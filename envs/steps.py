@@ -310,7 +310,7 @@ def lost_in(infos: Sequence[Infos]) -> np.ndarray:
     return np.array(["lost" in info for info in infos])
 
 
-def innermost(venv: Any) -> Any:
+def innermost_vec_env(venv: Any) -> Any:
     """The SB3 VecEnv that holds the environments, inside all wrappers: only it knows the infos of automatic resets."""
     while hasattr(venv, "venv"):
         venv = venv.venv

@@ -4,7 +4,7 @@ A run from elsewhere may hold a pipe that never answers, a device that never end
 memory. So every read of one goes through `open_file`:
 
     config = read_text(run / "config.yaml")
-    with opened_text(run / "metrics.csv") as file: rows = list(csv.reader(file))
+    with open_text_file(run / "metrics.csv") as file: rows = list(csv.reader(file))
     load_file(regular(path))                                 for a library that opens the file itself
 
 A link there may lead to a file of the user's. So every write replaces what bears the name, and no folder is a link:

@@ -104,13 +104,13 @@ class Setting:
         if low == -math.inf and high is None:
             return "that is finite"
         if high is None:
-            return f"{LOWER_BOUNDS[left]} {_text(low)}"
+            return f"{LOWER_BOUNDS[left]} {_number_text(low)}"
         if low is None:
-            return f"{UPPER_BOUNDS[right]} {_text(high)}"
-        return f"in {left}{_text(low)}, {_text(high)}{right}"
+            return f"{UPPER_BOUNDS[right]} {_number_text(high)}"
+        return f"in {left}{_number_text(low)}, {_number_text(high)}{right}"
 
 
-def _text(number: float | None) -> str:
+def _number_text(number: float | None) -> str:
     if isinstance(number, int):
         return str(number)
     return f"{number:g}"

@@ -164,7 +164,7 @@ class Table(Generic[T]):
             except Exception as error:
                 source = plugins[name].value
                 raise ImportError(f"the {self.kind} {name!r} of {source} cannot be imported: {error}") from error
-        raise ValueError(f"there is no {self.kind} {name!r}; {nearest(name, self.names())}")
+        raise ValueError(f"there is no {self.kind} {name!r}; {suggest_names(name, self.names())}")
 
 
 def module_name(path: str) -> str:
@@ -172,7 +172,7 @@ def module_name(path: str) -> str:
     return re.sub(r"(^\W+)|(\.py$)", "", path).replace("/", ".") or "my_file"
 
 
-def nearest(given: object, names: Sequence[str], there: str = "there are") -> str:
+def suggest_names(given: object, names: Sequence[str], there: str = "there are") -> str:
     """The end of a sentence about an unknown name: the nearest of these, or all."""
     near = difflib.get_close_matches(str(given), names, n=1)
     if near:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from lodestar.tables import Table, nearest
+from lodestar.tables import Table, suggest_names
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
@@ -131,5 +131,5 @@ def config_of(name: str, given: Any = None) -> RewardConfig:
     fields = [field.name for field in dataclasses.fields(config_class)]
     for key in given:
         if key not in fields:
-            raise ValueError(f"{key!r} is no option of the reward {name!r}; {nearest(key, fields, 'it has')}")
+            raise ValueError(f"{key!r} is no option of the reward {name!r}; {suggest_names(key, fields, 'it has')}")
     return config_class(**given)

@@ -31,8 +31,8 @@ A reward that needs frames and reduces them to an embedding which never changes 
 
 What several rewards make of the same arrays is made once:
 
-    with shared():                       for as long as nothing writes into the arrays
-        once(obs, key, compute)          computed by the first that asks; later ones are given the same, to read only
+    with sharing():                          for as long as nothing writes into the arrays
+        compute_once(obs, key, compute)      by the first that asks; later ones are given the same, to read only
 
 Arrays are the same if they are the same memory, read alike; `key` names all else that the answer depends on. So rewards
 know nothing of each other: two that whiten by equal statistics share what they read, and part when these do.
@@ -60,7 +60,7 @@ DEFAULT_DISCOUNT = 0.99
 # The least share of the mean's size that a stream's rewards are divided by.
 MIN_SPREAD_SHARE = 0.1
 Answer = TypeVar("Answer")
-# Within `shared`, place and key -> the answer, and the array, in whose memory nothing else can lie meanwhile.
+# Within `sharing`, place and key -> the answer, and the array, in whose memory nothing else can lie meanwhile.
 _shared_answers: ContextVar[dict[Any, Any] | None] = ContextVar("shared_answers", default=None)
 
 
@@ -512,8 +512,8 @@ def _has_state(value: Any) -> bool:
 
 
 @contextmanager
-def shared() -> Iterator[None]:
-    """Within it, what is asked for by `once` is kept."""
+def sharing() -> Iterator[None]:
+    """Within it, what is asked for by `compute_once` is kept."""
     token = _shared_answers.set({})
     try:
         yield
@@ -521,8 +521,8 @@ def shared() -> Iterator[None]:
         _shared_answers.reset(token)
 
 
-def once(array: Any, key: Callable[[], Any], compute: Callable[[], Answer]) -> Answer:
-    """`compute()`, or what it was for this array and key; outside of `shared`, and for a dict, always the former."""
+def compute_once(array: Any, key: Callable[[], Any], compute: Callable[[], Answer]) -> Answer:
+    """`compute()`, or what it was for this array and key; outside of `sharing`, and for a dict, always the former."""
     answers = _shared_answers.get()
     if answers is None or not isinstance(array, np.ndarray):
         return compute()

@@ -160,7 +160,7 @@ class _Check:
                 _set(name, before[name])
         if changed:
             self.fail(f"{what} changed {changed[0]}, which the whole process shares; leave it as it was")
-        if batch is not None and not equal(vars(batch_before), vars(batch)):
+        if batch is not None and not is_equal(vars(batch_before), vars(batch)):
             self.fail(f"{what} wrote into the batch it was given; change a copy of its arrays instead")
 
     def update(self, reward: Reward, batch: Transitions) -> dict[str, float]:
@@ -253,7 +253,7 @@ class _Check:
         state = copy.deepcopy(self.reward.state_dict())
         generators = generator_states()
         first = self.score(self.flat)
-        untouched = equal(generator_states(), generators)
+        untouched = is_equal(generator_states(), generators)
         self.need(untouched, "score drew from a global random generator; a score must not be random")
         second = self.score(self.flat)
         if not np.array_equal(first, second):
@@ -262,7 +262,7 @@ class _Check:
                 "it remembers of an episode belongs into initial_memory, what it learns into update"
             )
         self.need(
-            equal(state, self.reward.state_dict()),
+            is_equal(state, self.reward.state_dict()),
             "score changed state_dict(); only update may move weights and statistics, and what is remembered of an "
             "episode belongs into initial_memory",
         )
@@ -298,7 +298,9 @@ class _Check:
             fields = {name: getattr(self.rollout, name) for name in CONTENT_FIELDS if (name in FIELDS_BEFORE) == before}
             extras = {name: x for name, x in self.rollout.extras.items() if name.startswith("obs_") == before}
             # Both sides of a step get their rows exchanged in turn.
-            changed = self.rollout.replace(**_exchange(fields), extras=self.rollout.extras | _exchange(extras))
+            changed = self.rollout.replace(
+                **_exchange_rows(fields), extras=self.rollout.extras | _exchange_rows(extras)
+            )
             follows[before] = not close(self.in_order(changed), scores)
         if follows[True] and not follows[False]:
             self.fail("score is about obs, not about what the action led to: next_obs, frame, text")
@@ -314,12 +316,14 @@ class _Check:
             before = copy.deepcopy(memory)
             step = self.rollout[t]
             score, after = self.score_and_memory(step, memory)
-            self.need(equal(before, memory), "score wrote into the memory it was given; return a changed copy instead")
+            self.need(
+                is_equal(before, memory), "score wrote into the memory it was given; return a changed copy instead"
+            )
             same_form = set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory)
             self.need(same_form, "score returned a memory of another form than initial_memory's")
             reversed_score, reversed_memory = self.score_and_memory(step[rows], reversed_memory)
             reversed_after = take_rows(after, rows)
-            apart = equal(reversed_after, reversed_memory) and close(reversed_score, score[rows])
+            apart = is_equal(reversed_after, reversed_memory) and close(reversed_score, score[rows])
             mixed = "score mixes the memories of environments: exchanging two of them does not exchange their scores"
             self.need(apart, mixed)
             memory = after
@@ -328,7 +332,7 @@ class _Check:
         memory = self.reward.initial_memory(self.rollout.shape[1])
         before = copy.deepcopy(memory)
         scores, end = self.scan(self.rollout, memory)
-        self.need(equal(memory, before), "scan wrote into the memory it was given; return a changed copy instead")
+        self.need(is_equal(memory, before), "scan wrote into the memory it was given; return a changed copy instead")
         # The base class scores step by step, which is what any other way must equal.
         expected, expected_end = Reward.scan(self.reward, self.rollout, memory)
         same = scores.dtype == np.float32 and close(scores, expected)
@@ -409,12 +413,12 @@ class _Check:
         two = self.build(seed=0)
         self.update(one, self.rollout.replace(valid=valid, truncated=truncated))
         self.update(two, changed.replace(valid=valid, truncated=truncated))
-        same = equal(one.state_dict(), two.state_dict())
+        same = is_equal(one.state_dict(), two.state_dict())
         self.need(same, "update learns from rows with valid == False; they are no transitions")
         before = copy.deepcopy(one.state_dict())
         never = np.zeros_like(valid)
         self.update(one, self.rollout.replace(valid=never, truncated=never))
-        self.need(equal(before, one.state_dict()), "update moves its state on a batch without a valid row")
+        self.need(is_equal(before, one.state_dict()), "update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:
         """Rule 5: a fresh instance that loads `state_dict()` goes on equally, in another process, too."""
@@ -447,7 +451,7 @@ class _Check:
             scores.append(self.score(self.flat, reward))
         if not np.array_equal(scores[0], scores[1]):
             self.fail("two instances with the same seed score differently; draw from a generator made from `seed`")
-        if any(map(equal, states[0], states[1])):
+        if any(map(is_equal, states[0], states[1])):
             self.fail("it seeds a global random generator, which belongs to the run; use one of your own")
         if differ and np.array_equal(scores[0], scores[2]):
             self.fail("seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`")
@@ -511,12 +515,12 @@ def close(one: np.ndarray, two: np.ndarray) -> bool:
     return np.allclose(one, two, 1e-3, 1e-5)
 
 
-def equal(one: Any, two: Any) -> bool:
+def is_equal(one: Any, two: Any) -> bool:
     """Equal to the last bit, through any nesting of dicts, sequences, arrays and tensors."""
     if isinstance(one, Mapping):
-        return isinstance(two, Mapping) and set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
+        return isinstance(two, Mapping) and set(one) == set(two) and all(is_equal(one[key], two[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(equal, one, two))
+        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(is_equal, one, two))
     if isinstance(one, torch.Tensor):
         one = one.detach().cpu().numpy()
         two = two.detach().cpu().numpy()
@@ -642,7 +646,7 @@ def _sample(space: gym.Space, steps: int, envs: int, seed: int) -> Any:
     return map_obs(lambda x: x.reshape(steps, envs, *x.shape[1:]), batch_space.sample())
 
 
-def _exchange(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _exchange_rows(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields (T, N, ...) with their rows exchanged: each has its neighbour's of the step before."""
     return {name: map_obs(lambda x: np.roll(x, (1, 1), (0, 1)), value) for name, value in fields.items()}
 

@@ -101,7 +101,7 @@ def _applies_texts(applies: dict[str, Any]) -> list[str]:
 def presets_text() -> str:
     """The presets, one line each, with what they are used for by themselves."""
     lines = {}
-    for name, preset in presets.every().items():
+    for name, preset in presets.all_presets().items():
         lines[name] = preset["about"]
         if preset["applies"]:
             lines[name] += f" [by itself for {', '.join(_applies_texts(preset['applies']))}]"

@@ -112,7 +112,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
             act = acting(model, env.action_space, config.noise, config.seed)
         steps = config.steps or DEFAULT_RECORD_STEPS
         if config.snapshots:
-            act = remembering(env, act, math.ceil(steps / MAX_RECORDED_STATES), states)
+            act = remember_states(env, act, math.ceil(steps / MAX_RECORDED_STATES), states)
         batch = recorded(env, act, steps, config.seed)
         if config.signals and env.spec:
             signals = list(family_of(env.spec).signals(env.spec))
@@ -255,7 +255,7 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[.
     return act
 
 
-def remembering(env: gym.Env, act: Any, every: int, states: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
+def remember_states(env: gym.Env, act: Any, every: int, states: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
     """The policy `act`, None for a random one, that adds one in `every` states it acts in to `states`, with its obs."""
     refuse_unsupported(env)
     steps = itertools.count()

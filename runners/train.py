@@ -50,7 +50,7 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
             path = work.folder.relative_words(work.folder.path)
             print(f"{path} is finished already; nothing to do, but more total_timesteps extend it")
             return 0, work.folder.path
-        make_vector = after.enter_context(elsewhere(config))
+        make_vector = after.enter_context(cluster_envs(config))
         parts = build(config, work.folder.path / CRASHES, make_vector=make_vector)
         require(parts, work.folder.new)
         saver = work.begin(parts, signals)
@@ -77,7 +77,7 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         return 0, work.folder.path
 
 
-def elsewhere(config: TrainConfig) -> AbstractContextManager[Callable[..., Any] | None]:
+def cluster_envs(config: TrainConfig) -> AbstractContextManager[Callable[..., Any] | None]:
     """What makes the environments on a cluster, where they are to be there; None for this process."""
     if config.cluster == "none":
         return nullcontext()

@@ -77,7 +77,7 @@ class Imagination(Stateful):
         self.learner = learner
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.ends = ending(spec, encoding, self.device)
+        self.ends = termination_rule(spec, encoding, self.device)
         # Where no rule says when episodes end, the model learns it.
         self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
         # Without relabelling imagined rewards come from a network fitted to those in the replay, as in other libraries.
@@ -347,7 +347,7 @@ class ImaginedBuffer(Stateful):
         self.table[: len(table)] = table
 
 
-def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
+def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
     """When episodes of a registered environment end, for encoded actions; None without a rule, in foreign wrappers."""
     wrappers = getattr(spec, "additional_wrappers", ())
     if spec is None or not all(_keeps_rule(wrapper) for wrapper in wrappers):

@@ -449,7 +449,7 @@ class RewardSource(Stateful):
         self.scorer = scorer
         self.encoding = encoding
         self.device = torch.device(device)
-        self.how, self.reason = _how(scorer, encoding, differentiable)
+        self.how, self.reason = _reward_source(scorer, encoding, differentiable)
         # Environment steps so far, for schedules of weights; the agent sets it.
         self.timesteps = 0
         self.head = None
@@ -519,7 +519,7 @@ def _array(x: Tensor) -> np.ndarray:
     return x.detach().cpu().numpy()
 
 
-def _how(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
+def _reward_source(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
     """Where imagined rewards come from, and why."""
     if scorer.is_task:
         return "model", "the task's own reward is used: the model of the environment predicts it"

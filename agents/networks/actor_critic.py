@@ -328,8 +328,8 @@ class ActorCritic(nn.Module):
             self.before = nn.Sequential(linear(width, gru), nn.Tanh())
             self.gru = nn.GRU(gru, gru)
             width = gru
-        self.pi = _hidden(width, net_arch, ACTIVATIONS[activation])
-        self.vf = _hidden(width, net_arch, ACTIVATIONS[activation])
+        self.pi = _hidden_layers(width, net_arch, ACTIVATIONS[activation])
+        self.vf = _hidden_layers(width, net_arch, ACTIVATIONS[activation])
         last_width = net_arch[-1] if net_arch else width
         self.pi_head = linear(last_width, actions.outputs, 0.01)
         self.vf_head = linear(last_width, streams, 1.0)
@@ -432,18 +432,18 @@ def correlate(noise: Any, correlation: float) -> None:
 
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
-    """A fully connected layer, `orthogonal`."""
-    return orthogonal(nn.Linear(inputs, outputs), gain)
+    """A fully connected layer, `set_orthogonal`."""
+    return set_orthogonal(nn.Linear(inputs, outputs), gain)
 
 
-def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
+def set_orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
     """The layer, with orthogonal weights and biases of zero."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def _hidden(width: int, net_arch: list[int], activation: type[nn.Module]) -> nn.Sequential:
+def _hidden_layers(width: int, net_arch: list[int], activation: type[nn.Module]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise([width, *net_arch]):
         layers += [linear(before, after), activation()]
@@ -469,7 +469,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
     width = features.shape[1]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
-            orthogonal(layer)
+            set_orthogonal(layer)
     return nn.Sequential(*layers, linear(width, 512), nn.ReLU())
 
 
@@ -497,9 +497,9 @@ class Glyphs(nn.Module):
         side_left = max(self.side - 4, 1)
         second_kernel = min(3, max(self.side - 2, 1))
         self.cells = nn.Sequential(
-            orthogonal(nn.Conv2d(kinds, 32, min(3, self.side))),
+            set_orthogonal(nn.Conv2d(kinds, 32, min(3, self.side))),
             nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 32, second_kernel)),
+            set_orthogonal(nn.Conv2d(32, 32, second_kernel)),
             nn.ReLU(),
             nn.Flatten(),
             linear(side_left**2 * 32, 128),

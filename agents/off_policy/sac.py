@@ -223,12 +223,12 @@ class Critics(Stateful):
         scale = 1 / std.clamp(min=1e-3)
         if self.whitened > 0:
             shift = (mean - self.mean) * self.scale
-            self._fold(self.scale / scale, shift)
+            self._fold_whitening(self.scale / scale, shift)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
         self.whitened += 1
 
-    def _fold(self, scale: Tensor, shift: Tensor) -> None:
+    def _fold_whitening(self, scale: Tensor, shift: Tensor) -> None:
         """Let the first layers read (x - shift) / scale where they read x."""
         self.critic.fold(scale, shift)
         if self.critic.renorms is None:
@@ -520,8 +520,8 @@ class SoftActorCritic(Critics):
         target = rows.reward + rows.discount * value
         return self.regress(x[: len(rows.obs)], now, target, pick, rows.reward)
 
-    def _fold(self, scale: Tensor, shift: Tensor) -> None:
-        super()._fold(scale, shift)
+    def _fold_whitening(self, scale: Tensor, shift: Tensor) -> None:
+        super()._fold_whitening(scale, shift)
         self.actor.fold(scale, shift)
 
 

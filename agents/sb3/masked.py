@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import mask_outputs
 from envs.masks import require_mask, sample
-from envs.steps import innermost
+from envs.steps import innermost_vec_env
 from envs.types import MASK, Obs
 
 
@@ -38,7 +38,7 @@ class MaskedDQN(DQN):
         result = super()._setup_learn(*args, **kwargs)
         # Another observation: the environments have been reset.
         if self._last_obs is not obs_before:
-            self._read_masks(innermost(self.env).reset_infos)
+            self._read_masks(innermost_vec_env(self.env).reset_infos)
         return result
 
     def _read_masks(self, infos: Sequence[Any]) -> None:
@@ -66,7 +66,7 @@ class MaskedDQN(DQN):
         if self.masked:
             # Where an episode has ended, the next observation is that of a reset.
             next_infos = list(infos)
-            reset_infos = innermost(self.env).reset_infos
+            reset_infos = innermost_vec_env(self.env).reset_infos
             for row in np.flatnonzero(dones):
                 next_infos[row] = reset_infos[row]
             self._read_masks(next_infos)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from agents.dynamics import Predicted
 from agents.dynamics.cells import RSSM, SSM, Cell, Mamba, SimNorm, State, layer, mlp
-from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, orthogonal
+from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, set_orthogonal
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
@@ -408,7 +408,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
             convolution = nn.Conv2d(before[0], after[0], 3, 1, 1)
         else:
             convolution = nn.Conv2d(before[0], after[0], 2 * stride, stride, stride // 2)
-        layers += [orthogonal(convolution), nn.SiLU()]
+        layers += [set_orthogonal(convolution), nn.SiLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
 
@@ -425,7 +425,7 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
             # Pixels that the stride left over when the side was divided.
             remainder = (height % stride, width % stride)
             convolution = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, remainder)
-        layers += [orthogonal(convolution), nn.SiLU()]
+        layers += [set_orthogonal(convolution), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
 
 

@@ -129,7 +129,7 @@ class LatentTD3(Behaviour):
             pixels = map_obs(lambda image: image[0], seq.pixels)
             z = world.encode(seq.vector[0], pixels)["z"]
             target, known = self._value_targets(world, seq)
-            zsa = joint(world.cell, z, seq.action[0])
+            zsa = joint_hidden(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
         error = (q - target).abs()
         losses = F.smooth_l1_loss(q, target.expand_as(q), reduction="none")
@@ -164,7 +164,7 @@ class LatentTD3(Behaviour):
         """One step of the policy, which ascends the critics' mean; its loss."""
         pre_tanh = self.policy(z)
         action = torch.tanh(pre_tanh)
-        zsa = joint(world.cell, z, action, frozen=True)
+        zsa = joint_hidden(world.cell, z, action, frozen=True)
         critics = [p.detach() for p in self.q.weights()]
         value = self.q(zsa, critics).mean(0).squeeze(-1)
         penalty = PRE_TANH_WEIGHT * pre_tanh.square().mean(-1)
@@ -182,7 +182,7 @@ class LatentTD3(Behaviour):
         noise = TARGET_NOISE_STD * self._normal(action)
         noise = noise.clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)
         action = (action + noise).clamp(-1, 1)
-        zsa = joint(cell, z, action)
+        zsa = joint_hidden(cell, z, action)
         return self.slow_q(zsa).amin(0).squeeze(-1)
 
     def _values(self, cell: Any, q: Stacked, z: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class LatentTD3(Behaviour):
         # Every latent with every action, (B A, Z) and (B A, A).
         actions = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
         latents = z.repeat_interleave(self.action_size, 0)
-        zsa = joint(cell, latents, actions)
+        zsa = joint_hidden(cell, latents, actions)
         return q(zsa).view(-1, len(z), self.action_size)
 
     def _greedy(self, values: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class LatentTD3(Behaviour):
         return torch.empty_like(like).normal_(generator=self.generator)
 
 
-def joint(cell: Any, z: Tensor, action: Tensor, frozen: bool = False) -> Tensor:
+def joint_hidden(cell: Any, z: Tensor, action: Tensor, frozen: bool = False) -> Tensor:
     """The last hidden layer on the way from (z, a) to the next latent: (B, hidden)."""
     trunk = cell.next[:-1]
     both = torch.cat([z, action], -1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.checks.exprd import GAMMA, SEEDS, rooms
-from runners.compare.finite import optimal
+from runners.compare.finite import optimal_values
 from runners.design.explors import explors
 from runners.report.statistics import aggregate
 
@@ -28,7 +28,7 @@ def run(folder: Path) -> dict[str, float]:
     """Run the arms and seeds that have no row; IQM over seeds and intervals."""
     path, (model, task) = folder / "explors.csv", rooms()
     there = {(row["arm"], int(row["seed"])) for row in results.read_rows(path)}
-    best = optimal(task, model.transition, GAMMA)[0].max()
+    best = optimal_values(task, model.transition, GAMMA)[0].max()
     for arm, (eta, weight) in ARMS.items():
         for seed in range(SEEDS):
             if (arm, seed) not in there:

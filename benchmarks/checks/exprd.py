@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import results
-from runners.compare.finite import FiniteModel, optimal
+from runners.compare.finite import FiniteModel, optimal_values
 from runners.design.table import adaptive, exprd
 from runners.report.statistics import iqm
 
@@ -71,7 +71,7 @@ def run(folder: Path) -> dict[str, float]:
 def run_arm(path: Path, model: FiniteModel, task: np.ndarray, arm: str, reward: np.ndarray) -> None:
     """Learn from a reward (S, A) with the seeds that have no row yet; a row for each."""
     finished = {int(row["seed"]) for row in results.read_rows(path) if row["arm"] == arm}
-    best = optimal(task, model.transition, GAMMA)[0].max()
+    best = optimal_values(task, model.transition, GAMMA)[0].max()
     for seed in range(SEEDS):
         if seed in finished:
             continue
@@ -95,7 +95,7 @@ def summary(path: Path, arms: list[str]) -> dict[str, float]:
 
 def designed(model: FiniteModel, task: np.ndarray) -> dict[str, np.ndarray]:
     """Arm -> the reward (S, A) that it begins with."""
-    value = optimal(task, model.transition, GAMMA).max(axis=1)
+    value = optimal_values(task, model.transition, GAMMA).max(axis=1)
     found = {"task": task, "potential": task + GAMMA * model.transition @ value - value[:, None]}
     for states, name in ((3, "exprd3"), (5, "exprd5"), (len(task), "exprd_all")):
         found[name] = exprd(task, model.transition, GAMMA, states)[0]

@@ -46,10 +46,10 @@ LOCAL = {"local", "workers", "batched", "both"}  # runs that need no cluster, of
 @contextmanager
 def made(*arguments: str) -> Iterator[Parts]:
     """A run that is ready to learn, as the command line would make it."""
-    from runners.train import elsewhere
+    from runners.train import cluster_envs
 
     config = compose([*PLAIN, *arguments])[0]
-    with elsewhere(config) as make_vector:
+    with cluster_envs(config) as make_vector:
         parts = build(config, make_vector=make_vector)
         try:
             yield parts

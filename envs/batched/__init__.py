@@ -72,7 +72,7 @@ _GAME = Program(
 )
 
 
-def _classic(env_id: str) -> Program:
+def _classic_program(env_id: str) -> Program:
     name = env_id.removeprefix("lodestar/").partition("-")[0]
     arguments = _names("torques" if name == "PendulumUpright" else "")
     return Program(f"envs.batched.classic:Batched{name}", arguments, _names("frame_size text"))
@@ -87,7 +87,7 @@ def _robot(name: str) -> Program:
     )
 
 
-PROGRAMS: dict[str, Program] = {env_id: _classic(env_id) for env_id in _CLASSIC.split()}
+PROGRAMS: dict[str, Program] = {env_id: _classic_program(env_id) for env_id in _CLASSIC.split()}
 for _name, _sizes in _GRIDS.items():
     for _size in _sizes.split():
         PROGRAMS[f"MiniGrid-{_name}{_size}"] = _GRID

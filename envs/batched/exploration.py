@@ -47,7 +47,7 @@ class BatchedCells(BatchedEnv):
         answer[-1]["cell"] = self._reached
         return answer
 
-    def _go(self, choices: Array) -> None:
+    def _move_agents(self, choices: Array) -> None:
         """Move every agent to where its choice, an int (N,), leads from its cell."""
         cell = self.state["cell"]
         reached = self.arrays.gather(self._leads, cell * self._choices + choices)
@@ -91,7 +91,7 @@ class BatchedNoisyRooms(BatchedCells):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         kind = self.world.kind
-        self._go(actions)
+        self._move_agents(actions)
         self.state["arrived"] |= self._reached >= self._last
         if kind != "off":
             noise = self.state["noise"]
@@ -145,7 +145,7 @@ class BatchedDeepSea(BatchedCells):
             rewards = rewards + is_corner * noise
             succeeds = self._chance.random(self.num_envs) >= 1 / world.size
             choices = right * (1 + array(succeeds))
-        self._go(choices)
+        self._move_agents(choices)
         return rewards, is_last_row
 
     def _success(self, terminated: Array) -> Array:

@@ -121,7 +121,7 @@ class BatchedMiniGrid(BatchedEnv):
         place = np.where(is_in_row, 2.0 ** column[:, None], 0.0)
         self._clear = array(IS_SEE_THROUGH)
         self._place = array(place.astype(np.float32))
-        seen, beam, bits = _shadows(self._size)
+        seen, beam, bits = _spread_light(self._size)
         self._seen = array(seen)
         self._beam = array(beam)
         self._bits = array(bits)
@@ -174,7 +174,7 @@ class BatchedMiniGrid(BatchedEnv):
         # (K, 49), column by column as MiniGrid has it.
         view = gather(state["grid"].reshape(-1), index)
         if not self.world.see_through_walls:
-            view = view * self._visible(view)
+            view = view * self._visible_cells(view)
         # The agent's own cell shows what it carries.
         view[:, size * size // 2 + size // 2] = gather(self._held, state["hands"])
         self._sight = view
@@ -184,7 +184,7 @@ class BatchedMiniGrid(BatchedEnv):
         if len(self._words):
             out[:, pixels + 4 :] = gather(self._words, state["mission"])
 
-    def _visible(self, view: Array) -> Array:
+    def _visible_cells(self, view: Array) -> Array:
         """Which cells of a view (K, 49) no wall and no closed door hides, uint8 (K, 49) in {0, 1}."""
         size = self._size
         gather = self.arrays.gather
@@ -408,7 +408,7 @@ def _rules(prize: str | None) -> np.ndarray:
     return table.reshape(-1, 4)
 
 
-def _shadows(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _spread_light(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How light goes through a row of cells, as `Grid.process_vis` lets it: to the right, then back to the left.
 
     Returns:

@@ -163,7 +163,7 @@ class BatchedRobot(BatchedEnv):
         rewards = self.world._forward_reward_weight * speed
         terminated = self._never
         if self._alive or self._mortal:
-            healthy = self._healthy()
+            healthy = self._are_healthy()
             rewards += healthy * self._alive
             if self._mortal:
                 terminated = ~healthy
@@ -173,7 +173,7 @@ class BatchedRobot(BatchedEnv):
         """How far robots are, in metres; a step's speed is its difference, as Gymnasium has it."""
         return self.state["physics"][:, 1]
 
-    def _healthy(self) -> Array:
+    def _are_healthy(self) -> Array:
         """Which robots, bool (N,), are: all of those that cannot fall."""
         return ~self._never
 
@@ -279,7 +279,7 @@ class BatchedWalker2d(BatchedRobot):
     def _observed_velocities(self, velocities: Array) -> Array:
         return self.xp.clip(velocities, -10, 10)
 
-    def _healthy(self) -> Array:
+    def _are_healthy(self) -> Array:
         height = self.state["physics"][:, 2]
         angle = self.state["physics"][:, 3]
         is_high = _within(height, self.world._healthy_z_range)
@@ -289,9 +289,9 @@ class BatchedWalker2d(BatchedRobot):
 class BatchedHopper(BatchedWalker2d):
     """Gymnasium's Hopper-v5: ends also by any other position or velocity."""
 
-    def _healthy(self) -> Array:
+    def _are_healthy(self) -> Array:
         others = self.state["physics"][:, 3 : self._velocities.stop]
-        return super()._healthy() & _within(others, self.world._healthy_state_range).all(-1)
+        return super()._are_healthy() & _within(others, self.world._healthy_state_range).all(-1)
 
 
 class BatchedAnt(BatchedRobot):
@@ -304,7 +304,7 @@ class BatchedAnt(BatchedRobot):
     def _x(self) -> Array:
         return self.state["derived"][:, 3 * self._model.body(self.world._main_body).id]
 
-    def _healthy(self) -> Array:
+    def _are_healthy(self) -> Array:
         moving = self.state["physics"][:, 1 : self._velocities.stop]
         height = moving[:, 2]
         low, high = self.world._healthy_z_range
@@ -336,7 +336,7 @@ class BatchedHumanoid(BatchedRobot):
         bodies = bodies.reshape(-1, len(self._mass), 3)
         return (self._mass * bodies).sum(1)[:, 0] / self._mass.sum()
 
-    def _healthy(self) -> Array:
+    def _are_healthy(self) -> Array:
         return _within(self.state["physics"][:, 3], self.world._healthy_z_range)
 
     def _costs(self, actions: Array) -> Array:

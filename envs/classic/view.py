@@ -139,7 +139,7 @@ class ClassicPainter:
         part += change
         windows[index] = part
 
-    def _line(self, image: Array, y: int) -> None:
+    def _draw_line(self, image: Array, y: int) -> None:
         """A black horizontal line, one large pixel wide, across the whole picture."""
         height = self._pixel[1]
         half = height / 2
@@ -241,7 +241,7 @@ def _cartpole(view: ClassicPainter, image: Array, state: Array) -> None:
     view._box(image, [(-5, -5), (5, pole_top)], -state[:, 2], x, axle, POLE)
     view._disc(image, x, axle, 5, AXLE)
     # The track lies in front of the cart.
-    view._line(image, 100)
+    view._draw_line(image, 100)
 
 
 def _mountaincar(view: ClassicPainter, image: Array, state: Array) -> None:
@@ -278,7 +278,7 @@ def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
     scale = view.width / (2 * (first + second + 0.2))
     radius = 0.1 * scale
     centre = np.full(len(state), view.width / 2, np.float32)
-    view._line(image, int(scale + view.height / 2))
+    view._draw_line(image, int(scale + view.height / 2))
     elbow_x = centre + first * np.sin(state[:, 0]) * scale
     elbow_y = centre - first * np.cos(state[:, 0]) * scale
     upper = state[:, 0] - math.pi / 2

@@ -100,7 +100,7 @@ class Crafter(gym.Env):
             raise ValueError(f'render_mode={render_mode!r} is unknown to Crafter; give "rgb_array" or None')
         self.render_mode = render_mode
         self.pixels = pixels
-        self.game = _game()(area=(area, area), length=None, seed=0)
+        self.game = _make_game()(area=(area, area), length=None, seed=0)
         self.action_space = spaces.Discrete(len(self.game.action_names))
         # The border, beyond the world, stays 0: outside.
         side = area + 2 * HALF_VIEW_CELLS
@@ -168,7 +168,7 @@ class Crafter(gym.Env):
 
 
 @functools.cache
-def _game() -> Any:
+def _make_game() -> Any:
     """The package's environment, made deterministic, which renders only on request."""
     try:
         from crafter import Env

@@ -65,7 +65,7 @@ class Dataset:
             raise ValueError(f"actions from {self.action_space} are several things; a recording holds one array")
         batches: list[Transitions] = []
         count = 0
-        transform = observing(env, self.observation_space)
+        transform = observation_converter(env, self.observation_space)
         for episode in self.episodes():
             if most is not None and count >= most:
                 break
@@ -80,7 +80,7 @@ class Dataset:
         return in_env_types(batch, env)
 
 
-def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
+def observation_converter(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
     """What makes of one stored observation of `space` one of `env`: the wrappers of it from where those are like it."""
     layers: list[Callable[[Any], Any]] = []
     while env is not None:

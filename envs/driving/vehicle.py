@@ -170,7 +170,7 @@ def bend(env: gym.Env) -> float:
     reach = BEND_DISTANCE_M + along
     turn = 0.0
     heading = float(car.lane.heading_at(along))
-    for lane, offset in _ahead(inner.road.network, car, reach):
+    for lane, offset in _lanes_ahead(inner.road.network, car, reach):
         lane_heading = float(lane.heading_at(min(reach - offset, lane.length)))
         turn += wrap(lane_heading - heading)
         heading = lane_heading
@@ -224,7 +224,7 @@ def _road_vehicle(inner: Any, spec: EnvSpec | None) -> Vehicle:
 
 def _gap(road: Any, car: Any, along: float) -> float:
     nearest = CLEAR_GAP_M
-    for lane, offset in _ahead(road.network, car, along + CLEAR_GAP_M):
+    for lane, offset in _lanes_ahead(road.network, car, along + CLEAR_GAP_M):
         for other in [*road.vehicles, *road.objects]:
             if other is car or not other.solid:
                 continue
@@ -236,7 +236,7 @@ def _gap(road: Any, car: Any, along: float) -> float:
     return max(nearest, 0.0)
 
 
-def _ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, float]]:
+def _lanes_ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, float]]:
     """The car's lane, and those of its route, or straightest on, each with its distance from the start of the first."""
     route = getattr(car, "route", None) or ()
     planned_end = {origin: end for origin, end, _ in route}

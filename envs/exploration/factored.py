@@ -63,7 +63,7 @@ class ProcMaze(CellWorld):
 
     def shortest(self) -> int:
         """The least number of steps from here to the goal."""
-        steps = distances(leads(self.walls), [self.goal])
+        steps = distances(next_cells(self.walls), [self.goal])
         return int(steps[self.agent])
 
     def _picture(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class ButtonGrid(CellWorld):
             raise ValueError(f"buttons={buttons} leave no cell to start from; give at most {size**2 - 1}")
         self._setup(render_mode, 3 * size * size, 5)
         self.size = size
-        self.leads = leads(edges(size))
+        self.leads = next_cells(edges(size))
         self.agent = 0
         self.buttons = np.arange(1, buttons + 1)
         self.lit = np.zeros(buttons, bool)
@@ -170,7 +170,7 @@ def edges(size: int) -> np.ndarray:
 def maze(size: int, rng: np.random.Generator) -> np.ndarray:
     """Walls of a maze, as `edges`, uniform among spanning trees, by a random walk (Aldous 1990, Broder 1989)."""
     walls = np.ones((2, size * size), bool)
-    ways = leads(edges(size))
+    ways = next_cells(edges(size))
     # The walk goes on until it has been everywhere; the first step into a cell opens the wall.
     cell = 0
     visited = {0}
@@ -184,7 +184,7 @@ def maze(size: int, rng: np.random.Generator) -> np.ndarray:
     return walls
 
 
-def leads(walls: np.ndarray) -> np.ndarray:
+def next_cells(walls: np.ndarray) -> np.ndarray:
     """(cell, action) -> cell, int64 (size * size, 4), for walls (2, size * size) that include the edges."""
     right, below = walls
     cells = np.arange(len(right))

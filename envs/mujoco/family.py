@@ -397,7 +397,7 @@ def _height_column(options: Options, positions: int) -> int:
     return 0 if options.get("exclude_current_positions_from_observation", True) else positions
 
 
-def _unhealthy(height: Limits, angle: Limits, state: Limits | None) -> Callable[[Options, Array], Array]:
+def _unhealthy_rule(height: Limits, angle: Limits, state: Limits | None) -> Callable[[Options, Array], Array]:
     """Hopper and Walker2d: the torso's height, its pitch, and of Hopper every number that follows."""
 
     def rule(options: Options, next_obs: Array) -> Array:
@@ -442,8 +442,8 @@ def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
 
 # None: never.
 _ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
-    "Hopper": _unhealthy((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
-    "Walker2d": _unhealthy((0.8, 2.0), (-1.0, 1.0), None),
+    "Hopper": _unhealthy_rule((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
+    "Walker2d": _unhealthy_rule((0.8, 2.0), (-1.0, 1.0), None),
     "Ant": _ant_ends,
     "Humanoid": _humanoid_ends,
     "InvertedPendulum": _pendulum_ends,

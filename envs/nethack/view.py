@@ -133,7 +133,7 @@ class Games:
 
 
 @functools.cache
-def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
+def cells_around(crop: int) -> tuple[np.ndarray, np.ndarray]:
     """For each cell of the map the numbers of those around it, int64 (1659, crop * crop), and 1 for those on it."""
     steps = np.arange(crop) - crop // 2
     y, x = np.divmod(np.arange(MAP_CELLS), MAP_COLUMNS)
@@ -147,7 +147,7 @@ def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
 
 def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
     """The glyphs of the square around the agents of games `rows` (K,), (K, crop * crop), and 1 for those on the map."""
-    cells, inside = around(crop)
+    cells, inside = cells_around(crop)
     place = blstats[:, STAT_Y] * MAP_COLUMNS
     place += blstats[:, STAT_X]
     # Indices into the maps of all games, one after the other.

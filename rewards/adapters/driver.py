@@ -96,7 +96,7 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         return self.shown(), info
 
 
-def legible(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
+def fits_arrays(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
     """Whether observations and actions fit into arrays, as those of Text, Tuple, Graph, Sequence and OneOf do not.
 
     ValueError if some do not, and a reward reads them.

@@ -23,7 +23,7 @@ def endings(mix: Mix) -> dict[str, Reward]:
     return {name: stream.reward for name, stream in mix.streams.items() if getattr(stream.reward.config, "ends", False)}
 
 
-def ending(env: gym.Env, mix: Mix) -> gym.Env:
+def add_endings(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment, whose episodes such rewards end; itself without one, or if they do already."""
     if layers(env, Ending) or not endings(mix):
         return env

@@ -24,7 +24,7 @@ from envs.observations import refuse_result
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from envs.types import MASK
 from envs.wrappers import layers
-from rewards.adapters.driver import Driver, legible
+from rewards.adapters.driver import Driver, fits_arrays
 from rewards.adapters.observe import Read, add_modalities, observed_vector, reading
 from rewards.mix.mix import Mix
 
@@ -53,7 +53,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         super().__init__(add_modalities(env, mix))
         self.driver = Driver(mix, 1, update_every)
         space, self._read = reading(env, mix)
-        self._reads_obs, self._reads_action = legible(mix, space, env.action_space)
+        self._reads_obs, self._reads_action = fits_arrays(mix, space, env.action_space)
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -117,7 +117,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         # Environments that stand in this process, and whose observations no wrapper changes, can be read as adapted.
         if isinstance(env.unwrapped, SyncVectorEnv) and env.unwrapped.single_observation_space == space:
             space, self._read = reading(env.unwrapped.envs[0], mix)
-        self._reads_obs, self._reads_action = legible(mix, space, env.single_action_space)
+        self._reads_obs, self._reads_action = fits_arrays(mix, space, env.single_action_space)
         self._obs: Any = None
         # The mask that Gymnasium puts beside what infos hold.
         self._everywhere = np.ones(env.num_envs, bool)

@@ -16,10 +16,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from envs.family import family_of
 from envs.observations import fits
 from envs.render import name_of
-from envs.steps import innermost
+from envs.steps import innermost_vec_env
 from envs.types import MODALITIES
 from envs.wrappers import Observer, VectorObserver, layers
-from rewards.adapters.ending import ending, endings
+from rewards.adapters.ending import add_endings, endings
 from rewards.mix.mix import Mix
 
 Read = Callable[[Any], Any]  # an observation as rewards read it
@@ -36,7 +36,7 @@ def add_modalities(env: gym.Env, mix: Mix) -> gym.Env:
         frame_size = mix.frame_size
     if frame_size is not None or text or signals:
         env = Observer(env, frame_size, text, signals)
-    return ending(env, mix)
+    return add_endings(env, mix)
 
 
 def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
@@ -60,7 +60,7 @@ def observe_venv(venv: Any, mix: Mix) -> None:
     """The same of a Stable-Baselines3 VecEnv, whose environments are wrapped where they stand."""
     if not _modalities_read(mix) and not endings(mix):
         return
-    inner = innermost(venv)
+    inner = innermost_vec_env(venv)
     # Only a DummyVecEnv holds its environments in this process.
     envs = getattr(inner, "envs", None)
     if isinstance(envs, list):
@@ -110,7 +110,7 @@ def sample_of(env: Any) -> gym.Env | None:
     """The environment, or the first one of a vector or VecEnv that holds them in this process."""
     if isinstance(env, gym.Env):
         return env
-    inner = env.unwrapped if isinstance(env, VectorEnv) else innermost(env)
+    inner = env.unwrapped if isinstance(env, VectorEnv) else innermost_vec_env(env)
     return next(iter(getattr(inner, "envs", ())), None)
 
 

@@ -27,7 +27,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from torch import nn
 
-from envs.steps import Chunk, from_replay, from_sb3_step, innermost, lost_in, modalities_in
+from envs.steps import Chunk, from_replay, from_sb3_step, innermost_vec_env, lost_in, modalities_in
 from envs.transitions import Transitions, map_obs, refuse, stack
 from envs.types import MASK, MODALITIES, MODALITY_FIELDS, Obs
 from lodestar.state import Stateful
@@ -63,7 +63,7 @@ class RewardVecEnv(Stateful, VecEnvWrapper):
 
     def reset(self) -> Any:
         obs = self.venv.reset()
-        self.driver.begin(modalities_in(innermost(self.venv).reset_infos))
+        self.driver.begin(modalities_in(innermost_vec_env(self.venv).reset_infos))
         self._obs = copy.deepcopy(obs)
         return obs
 
@@ -73,7 +73,7 @@ class RewardVecEnv(Stateful, VecEnvWrapper):
 
     def step_wait(self) -> Any:
         obs, rewards, dones, infos = self.venv.step_wait()
-        reset_infos = innermost(self.venv).reset_infos
+        reset_infos = innermost_vec_env(self.venv).reset_infos
         batch = from_sb3_step(self.driver.cursor, self._obs, self._actions, rewards, obs, dones, infos, reset_infos)
         total = self.driver(batch)
         for row, info in enumerate(infos):
@@ -117,7 +117,7 @@ class RewardCallback(BaseCallback):
         for name, stream in self.mix.streams.items():
             if stream.reward.config.episodic is False and name not in self.critics:
                 self.critics[name] = SideCritic(model.policy, stream.gamma, model.gae_lambda)
-        self._inner = innermost(self.training_env)
+        self._inner = innermost_vec_env(self.training_env)
         self._chunk = Chunk(model.rollout_buffer.buffer_size)
 
     def _track(self, n: int) -> EpisodeTracker:
@@ -363,7 +363,7 @@ class _Relabelling(_Base):
 
     def attach(self, venv: VecEnv) -> None:
         """Read the modalities that come with the first observations; needed only if a reward reads them."""
-        self._venv = innermost(venv)
+        self._venv = innermost_vec_env(venv)
         self.tracker.begin(modalities_in(self._venv.reset_infos))
 
     def environment_action(self, action: np.ndarray) -> np.ndarray:
@@ -560,7 +560,7 @@ class RelabelCallback(BaseCallback):
             )
         if self.buffer.timesteps == 0:
             self.buffer.attach(self.training_env)
-        self.buffer._venv = innermost(self.training_env)
+        self.buffer._venv = innermost_vec_env(self.training_env)
 
     def _on_step(self) -> bool:
         self._record(self.buffer.metrics)

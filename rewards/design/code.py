@@ -34,7 +34,7 @@ from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
 from rewards.language.lare import verify_code
-from rewards.llm.sandbox.process import Sandbox, SandboxError, parse_code, readable
+from rewards.llm.sandbox.process import Sandbox, SandboxError, parse_code, refuse_unreadable
 
 FORM = "reward(obs, action, next_obs)"
 MAX_COMPONENTS = 12
@@ -120,7 +120,7 @@ def rows_of(layout: Layout, batch: Transitions) -> Rows:
     return np.concatenate(states, axis=1), action.astype(np.float32)
 
 
-@readable()
+@refuse_unreadable()
 def translate(source: str, size: int) -> tuple[tuple[str, ...], str]:
     """Names of the components, and the code as the sandbox takes it, for observations of `size` numbers.
 

@@ -20,7 +20,7 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import RewardConfig, once
+from rewards.base import RewardConfig, compute_once
 from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 
@@ -118,7 +118,7 @@ class Hash:
         self.multipliers: dict[str, np.ndarray] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
-        return once(obs, lambda: self.key, lambda: self._cells(obs))
+        return compute_once(obs, lambda: self.key, lambda: self._cells(obs))
 
     def _cells(self, obs: Obs) -> np.ndarray:
         total: Any = np.uint64(0)

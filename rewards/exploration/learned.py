@@ -29,7 +29,7 @@ from envs.transitions import Transitions
 from envs.types import Array, Obs
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, RunningMeanStd, once, valid_rows
+from rewards.base import Reward, RewardConfig, RunningMeanStd, compute_once, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units
 
 # Filters, width and stride of each layer, from Mnih et al. 2015.
@@ -150,7 +150,7 @@ class Learned(Reward):
         def sharing_key() -> tuple[Any, ...]:
             return "watch", self.layout.key, statistics.count, statistics.key
 
-        after = once(batch.next_obs, sharing_key, lambda: self.watched(self.rows(batch.next_obs)))
+        after = compute_once(batch.next_obs, sharing_key, lambda: self.watched(self.rows(batch.next_obs)))
         statistics.mean, statistics.var, statistics.count = after
 
     def watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -223,7 +223,7 @@ class Learned(Reward):
             refuse_rows(x, self.config.name)
             return x
 
-        return once(obs, lambda: ("rows", self.layout.key), read)
+        return compute_once(obs, lambda: ("rows", self.layout.key), read)
 
     def inputs(self, obs: Obs) -> Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
@@ -232,7 +232,7 @@ class Learned(Reward):
         def sharing_key() -> tuple[Any, ...]:
             return "whitened", self.layout.key, self.config.normalize_obs, self.device, self.statistics.key
 
-        return once(rows, sharing_key, lambda: self.whiten(rows))
+        return compute_once(rows, sharing_key, lambda: self.whiten(rows))
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL_COLUMNS) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
@@ -449,7 +449,7 @@ class ActionCode:
 
     def __call__(self, action: Array) -> Tensor:
         """Actions (N, ...) -> float32 (N, size); FloatingPointError if one is not finite, ValueError if outside."""
-        return once(action, lambda: ("code", self.key, self.device), lambda: self._code(action))
+        return compute_once(action, lambda: ("code", self.key, self.device), lambda: self._code(action))
 
     def _code(self, action: Array) -> Tensor:
         action = np.asarray(action)

@@ -124,7 +124,7 @@ class Visits:
         return values
 
 
-def both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+def values_at_both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
     """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...)."""
     after = function(batch.flatten().next_obs)
     after = after.reshape(*batch.shape, *after.shape[1:])

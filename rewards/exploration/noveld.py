@@ -17,7 +17,7 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from rewards.exploration.count import CellSettings, Hash
-from rewards.exploration.memories import CountMemory, Episodic, both
+from rewards.exploration.memories import CountMemory, Episodic, values_at_both
 from rewards.exploration.rnd import RND, RNDConfig
 
 
@@ -42,7 +42,7 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
         self.memory = CountMemory(config.capacity)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        before, after = both(self.novelty, batch)
+        before, after = values_at_both(self.novelty, batch)
         n, memory = self.walk(batch, memory, self.hash)
         rise = np.maximum(after - np.float32(self.config.alpha) * before, 0)
         # Only the first visit in an episode is rewarded.

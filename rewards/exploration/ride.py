@@ -22,7 +22,7 @@ from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
-from rewards.exploration.memories import CountMemory, Episodic, both
+from rewards.exploration.memories import CountMemory, Episodic, values_at_both
 
 
 @dataclass
@@ -50,7 +50,7 @@ class RIDE(Episodic, InverseDynamics):
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         # The impact of an action, divided by the root of how often the episode has been where it led.
-        before, after = both(self.phi, batch)
+        before, after = values_at_both(self.phi, batch)
         n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)
         return (impact / np.sqrt(n)).astype(np.float32), memory

@@ -211,7 +211,7 @@ class LabelModel(Stateful):
             return self.predict(second) - self.predict(first)
         pieces = [np.zeros(0, np.float32)]
         for start in range(0, len(items), PREDICTION_BATCH):
-            f = self._f(items[start : start + PREDICTION_BATCH])
+            f = self._logits(items[start : start + PREDICTION_BATCH])
             pieces.append(f.cpu().numpy())
         return np.concatenate(pieces)
 
@@ -234,7 +234,7 @@ class LabelModel(Stateful):
                 rows = self.rng.integers(count, size=self.batch_size)
             y = torch.as_tensor(labels[rows], dtype=torch.float32, device=self.device)
             w = torch.as_tensor(weight[rows], dtype=torch.float32, device=self.device)
-            f = self._f([items[row] for row in rows.tolist()])
+            f = self._logits([items[row] for row in rows.tolist()])
             loss = binary_cross_entropy_with_logits(f, y, w)
             self.optimizer.grad.zero_()
             loss.backward()
@@ -253,7 +253,7 @@ class LabelModel(Stateful):
         is_right = predicted == (labels[decided] > 0.5)
         return float(is_right.mean())
 
-    def _f(self, items: Sequence[Item]) -> torch.Tensor:
+    def _logits(self, items: Sequence[Item]) -> torch.Tensor:
         if isinstance(items[0], str):
             return self._read(items)
         # All first texts, then all second ones, in one pass.

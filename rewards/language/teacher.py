@@ -124,7 +124,7 @@ class Teacher(Judge):
             new_levels = list(new.values())
             for new_level, rows in zip(new_levels, self.ask(new_levels)):
                 if rows is not None:
-                    plan = np.array(sensible(new_level, rows)[:most], np.int16)
+                    plan = np.array(reachable_subgoals(new_level, rows)[:most], np.int16)
                     self._plans[new_level.key] = plan.reshape(-1, SUBGOAL_NUMBERS)
         plans = np.zeros((len(levels), most, SUBGOAL_NUMBERS), np.int16)
         for row, level in zip(plans, levels):
@@ -145,7 +145,7 @@ def _index_of_first(words: list[str], names: Sequence[str], default: int) -> int
     return default
 
 
-def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
+def reachable_subgoals(level: Level, rows: Sequence[Row]) -> list[Row]:
     """The subgoals that the agent could ever come to: inside the grid, no wall, not walled in."""
     from scipy.ndimage import label
 

@@ -216,7 +216,7 @@ class Chat:
             form = forms.pop(0)
             entries = {name: optional[name] for name in form}
             try:
-                text = self._retrying(self._ask_once, {**body, **entries}, reply)
+                text = self._call_with_retries(self._ask_once, {**body, **entries}, reply)
             except _RefusedError as error:
                 # Most servers name what they do not know: everything else can stay.
                 refused = [name for name in form if name in str(error)]
@@ -241,7 +241,7 @@ class Chat:
 
     def post(self, place: str, **request: Any) -> bytes:
         """What the server answers at another place than that of chat completions; JudgeError without an answer."""
-        data, _ = self._retrying(self._exchange, f"{self.endpoint.url}/{place}", False, **request)
+        data, _ = self._call_with_retries(self._exchange, f"{self.endpoint.url}/{place}", False, **request)
         return data
 
     def reach(self) -> str:
@@ -259,7 +259,7 @@ class Chat:
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
-    def _retrying(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    def _call_with_retries(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function, and again if it failed for a reason that may pass."""
         for attempt in range(self.endpoint.attempts - 1):
             try:

@@ -115,10 +115,10 @@ class AnswerStore:
             self._connection = None
 
     def _row(self, judge: str, label: Label, created: float) -> tuple[Any, ...]:
-        text, *others = map(_encodable, texts_in(label.item))
+        text, *others = map(_replace_half_characters, texts_in(label.item))
         other = others[0] if others else None
         value = None if math.isnan(label.value) else label.value
-        raw = _encodable(label.raw)[: self.words]
+        raw = _replace_half_characters(label.raw)[: self.words]
         return key_of(judge, label.item), text, other, value, judge, raw, created, label.latency, label.tokens
 
     @staticmethod
@@ -144,7 +144,7 @@ class AnswerStore:
                 return None
             try:
                 with self._lock:
-                    self._stay()
+                    self._check_file_in_place()
                     return work(self._connection, *arguments)
             except (sqlite3.OperationalError, OSError) as error:
                 # Busy, full or read-only: the file itself is intact.
@@ -159,7 +159,7 @@ class AnswerStore:
                     self._warn(error)
         return None
 
-    def _stay(self) -> None:
+    def _check_file_in_place(self) -> None:
         """See that the file at the path is the one that is open: SQLite writes to a removed one without a word."""
         if self._connection is None or self._file == _identity(self.path):
             return
@@ -306,6 +306,6 @@ def _readable(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def _encodable(text: str) -> str:
+def _replace_half_characters(text: str) -> str:
     """A text without half characters, which a file of UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -25,7 +25,7 @@ from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
-from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, shared, values_at_obs, values_of
+from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of
 from rewards.mix.guarded import GuardedUpdates
 from rewards.mix.limit import Limit, refuse_limit
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
@@ -282,7 +282,7 @@ class Mix:
     def _sharing(self) -> AbstractContextManager[None]:
         """What streams read of a batch, prepared once; a single one has nothing to share."""
         learned = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
-        return shared() if len(learned) > 1 else nullcontext()
+        return sharing() if len(learned) > 1 else nullcontext()
 
     def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
         if self.watched is not None:

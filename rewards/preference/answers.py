@@ -97,10 +97,10 @@ class KeptAnswers:
         """Leave out what the file held about segments of another form than `like` (L, B)."""
         if not self._unchecked:
             return
-        form = _form(lean(like[:, 0]))
+        form = _array_forms(drop_unread_fields(like[:, 0]))
         for pair in self._unchecked:
             both = unpack_segments(self.segments[pair])
-            if both is None or _form(both[0]) != form:
+            if both is None or _array_forms(both[0]) != form:
                 self.unfit += self.has_label(pair)
                 del self.segments[pair]
         self._unchecked = []
@@ -143,7 +143,7 @@ class KeptAnswers:
             self.segments[pair] = segments
 
 
-def lean(segments: Transitions) -> Transitions:
+def drop_unread_fields(segments: Transitions) -> Transitions:
     """What a reward learns from: no pictures, no texts, and no observations where an embedding stands for them."""
     extras = {name: value for name, value in segments.extras.items() if name != PICTURE_NUMBERS}
     absent: dict[str, Any] = {"obs": None}
@@ -156,7 +156,7 @@ def lean(segments: Transitions) -> Transitions:
 
 def pack_segments(first: Transitions, second: Transitions) -> str:
     """Two segments (L,) as a text; `unpack_segments` is the inverse."""
-    tree, arrays = pack(vars(stack([lean(first), lean(second)])))
+    tree, arrays = pack(vars(stack([drop_unread_fields(first), drop_unread_fields(second)])))
     data = json.dumps(tree).encode() + b"\n" + safetensors.save(arrays)
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
@@ -185,7 +185,7 @@ def fingerprint(segments: Transitions) -> list[str]:
     return keys
 
 
-def _form(segment: Transitions) -> dict[str, tuple[tuple[int, ...], str]]:
+def _array_forms(segment: Transitions) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of each array of a segment, by its name."""
     _, arrays = pack(vars(segment))
     return {name: (array.shape, array.dtype.str) for name, array in arrays.items()}

@@ -139,7 +139,7 @@ class ClipEncoder:
             kind = f"{frames.dtype} of shape {frames.shape}"
             raise ValueError(f"frames are {kind}, CLIP reads uint8 (N, height, width, 3), unscaled, channels last")
         embeddings = self._cache(frames, batch_size)
-        blank = blanks(frames)
+        blank = are_blank(frames)
         if blank.any():
             embeddings[blank] = 0
         return embeddings
@@ -289,7 +289,7 @@ class EmbeddingCache:
         self.missed = 0
 
     @property
-    def worthwhile(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """Whether enough comes back; False for good once too little did."""
         if self.missed < CACHE_MIN_MISSES:
             return True
@@ -297,7 +297,7 @@ class EmbeddingCache:
 
     def __call__(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Embeddings, float16 (N, D), in an array of the caller's own."""
-        if not self.worthwhile:
+        if not self.is_worthwhile:
             self.table = None
             self.slots = {}
             return self.encode(frames, batch_size)
@@ -351,7 +351,7 @@ def _thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "clip")
 
 
-def blanks(frames: np.ndarray) -> np.ndarray:
+def are_blank(frames: np.ndarray) -> np.ndarray:
     """Which frames, uint8 (N, H, W, 3), have one colour only; bool (N,)."""
     corner = frames[:, :1, :1]
     # A few columns decide most frames; the others are looked at in full.

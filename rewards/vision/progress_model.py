@@ -52,7 +52,7 @@ from rewards.llm.client import Breaker, JudgeError, in_parallel
 from rewards.llm.judges.base import make_judge
 from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
-from rewards.vision.encoder import ClipEncoder, blanks
+from rewards.vision.encoder import ClipEncoder, are_blank
 from rewards.vision.load import UNTRAINED
 from rewards.vision.recorded_progress import write_labels
 
@@ -209,7 +209,7 @@ class ProgressModel(Vision):
         names = np.zeros((len(frames), 1), np.int64)
         rows = np.flatnonzero((batch.step % every == every - 1) | batch.ended)
         if len(rows):
-            rows = rows[~blanks(frames[rows])]
+            rows = rows[~are_blank(frames[rows])]
         for row in rows.tolist():
             names[row] = self.frames.keep(frames[row])
         return names

@@ -92,7 +92,7 @@ class SelfReference(Stateful, Latent):
             else:
                 succeeded = total > threshold
             if succeeded:
-                self.ways[self.found % len(self.ways)] = along(way)
+                self.ways[self.found % len(self.ways)] = even_states(way)
                 self.found += 1
                 successes += 1
         if successes:
@@ -114,7 +114,7 @@ class SelfReference(Stateful, Latent):
         self.vary = max(int(varies.sum()), 1)
         shares = np.linspace(0, 1, STATES_PER_SUCCESS, dtype=np.float32)
         progress = np.resize(shares, len(states))
-        self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
+        self.centres, self.progress = k_means(states / self.spread, progress, self.config.centres)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -166,13 +166,13 @@ class RunningEpisodes(Stateful):
         return episodes
 
 
-def along(way: np.ndarray) -> np.ndarray:
+def even_states(way: np.ndarray) -> np.ndarray:
     """States at even places of a way (M, D), its first and last among them, (STATES_PER_SUCCESS, D)."""
     places = np.linspace(0, len(way) - 1, STATES_PER_SUCCESS).round()
     return way[places.astype(np.int64)]
 
 
-def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def k_means(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """K-means of states (M, D) from a start that is spread evenly over their progress (M,): centres (K, D) and the mean
     progress of the states that each gathers (K,), K at most `count` and M.
     """

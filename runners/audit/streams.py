@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from envs.steps import innermost
+from envs.steps import innermost_vec_env
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
@@ -113,7 +113,7 @@ def drivers_of(env: Any) -> list[Driver]:
         if isinstance(layer, RewardVecEnv | VectorRewardWrapper):
             return [layer.driver]
         layer = getattr(layer, "venv", None) or vars(layer).get("env")
-    inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else innermost(env)
+    inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else innermost_vec_env(env)
     found = []
     for one in getattr(inner, "envs", []):
         found += drivers_of(one)

@@ -2,7 +2,8 @@
 
 Three things are compared. The untrained policy's task return, the trained policy's, and what the agent learned from.
 
-    fell      the learned return rose while the task's fell (`runners.run.progress.apart`), and it did not come back
+    fell      the learned return rose while the task's fell (`runners.run.progress.diverging_rows`), and it did not
+              come back
     stayed    the task's return is no higher than the untrained policy's, yet the agent got more of what it learned
               from, or most of its reward came from other streams
     idle      a control, the same reward without what it knows, reached four fifths of the gain or more
@@ -23,7 +24,7 @@ import numpy as np
 
 from lodestar.files import open_text_file, read_json
 from runners.run.config import UsageError
-from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
+from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
 SOUND = "sound"
 ALARM = "alarm"
@@ -119,7 +120,7 @@ def judge(folder: Path) -> Verdict:
     verdict.learned_last = float(learned[-last:].mean())
     if task.std() > 0 and learned.std() > 0:
         verdict.correlation = float(np.corrcoef(task, learned)[0, 1])
-    alarmed = apart(task, learned)
+    alarmed = diverging_rows(task, learned)
     verdict.alarm_steps = [step for step, is_alarming in zip(steps, alarmed) if is_alarming]
     _decide(verdict, task, learned, alarmed)
     return verdict

@@ -107,7 +107,7 @@ def _values(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
     if key == "agent":
         return agents.names()
     if key == "preset":
-        return [*presets.every(), "auto", "none"]
+        return [*presets.all_presets(), "auto", "none"]
     owner, *path = key.split(".")
     if owner == "agent" and path:
         declared = declared_fields("agent", chosen.get("agent", "ppo"))

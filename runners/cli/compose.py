@@ -23,9 +23,9 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
-from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, nearest, unknown
+from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, nearest_name, unknown
 from runners.run.trust import admit, refuse, require, saved_keys
-from runners.run.value import cast, parse, read, short, split
+from runners.run.value import cast, parse, read, shorten, split
 
 # Keys -> the types of their values.
 Kinds = dict[str, Any]
@@ -192,7 +192,7 @@ def _key_of_value(argument: str) -> str:
         return "reward"
     if argument in agents.names():
         return "agent"
-    if argument in presets.every():
+    if argument in presets.all_presets():
         return "preset"
     return ""
 
@@ -209,7 +209,7 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict) or "," in str(agent):
-        raise UsageError(f"agent={short(agent)} is no name; a run has one agent, runners.sweep several (agent=A,B)")
+        raise UsageError(f"agent={shorten(agent)} is no name; a run has one agent, runners.sweep several (agent=A,B)")
     agent = load_name(agents.table, agent)
     if agent not in agents.names():
         raise UsageError(_unknown_agent(agent))
@@ -235,9 +235,9 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
 
 def _unknown_agent(agent: str) -> str:
     """The sentence about an agent's name that is none: it may be like that of a preset of an agent."""
-    if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), MIN_MISSPELT_SIMILARITY):
+    if re.fullmatch(r"\w+", agent) and not nearest_name(agent, agents.names(), MIN_MISSPELT_SIMILARITY):
         for name in ("dyna", "world_model"):
-            preset = nearest(agent, agents.get(name).Config.presets, MIN_MISSPELT_SIMILARITY)
+            preset = nearest_name(agent, agents.get(name).Config.presets, MIN_MISSPELT_SIMILARITY)
             if preset == agent:
                 return f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}"
             if preset:
@@ -268,7 +268,9 @@ def _learned_first(names: list[str]) -> list[str]:
 def environment(env: Any) -> str:
     """The environment's id, if there is one of this name."""
     if isinstance(env, list | dict):
-        raise UsageError(f"env={short(env)} is no id; a run has one environment, runners.sweep takes several (env=A,B)")
+        raise UsageError(
+            f"env={shorten(env)} is no id; a run has one environment, runners.sweep takes several (env=A,B)"
+        )
     if env in (None, ""):
         raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
     try:
@@ -322,7 +324,7 @@ def _env_keys(env: str, values: Values) -> Kinds:
             continue
         if not is_open(env):
             hint = f"did you mean {ELSEWHERE[key]}?" if key in ELSEWHERE else f"it has {', '.join(keys)}"
-            raise UsageError(f"{key}={short(values[key])} is no option of {env}; {hint}")
+            raise UsageError(f"{key}={shorten(values[key])} is no option of {env}; {hint}")
         keys[key] = Any
     return keys
 
@@ -349,9 +351,9 @@ def _unknown_key(key: str, values: Values, keys: Collection[str], names: list[st
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
         fix = _use_reward(parts[1], parts[2], values, names)
         return f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); {fix}"
-    near = ELSEWHERE.get(key) or _key_with_its_owner(parts, names) or nearest(key, keys)
+    near = ELSEWHERE.get(key) or _key_with_its_owner(parts, names) or nearest_name(key, keys)
     hint = f"did you mean {near}?" if near else "--help lists the keys"
-    return f"{key}={short(values[key])} is unknown; {hint}"
+    return f"{key}={shorten(values[key])} is unknown; {hint}"
 
 
 def _use_reward(name: str, option: str, values: Values, names: list[str]) -> str:
@@ -383,7 +385,7 @@ def _key_with_its_owner(parts: list[str], names: list[str]) -> str | None:
         return None
     # A reward of the user's own is called by its class; the user may have written the name of its file.
     names_by_file = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
-    near = names_by_file.get(path[0]) or nearest(path[0], rewards.names())
+    near = names_by_file.get(path[0]) or nearest_name(path[0], rewards.names())
     if near in names and path[0] not in names:
         return ".".join(["reward", near, *path[1:]])
     return None

@@ -21,12 +21,12 @@ from runners.run.config import UsageError, read, unknown
 
 # Keys of the command line -> values.
 Values = dict[str, Any]
-# A preset's about, values, applies, on_top, agents and rewards, as `every` describes them.
+# A preset's about, values, applies, on_top, agents and rewards, as `all_presets` describes them.
 Preset = dict[str, Any]
 PRESET_FOLDER = Path(__file__).parent / "preset"
 
 
-def every() -> dict[str, Preset]:
+def all_presets() -> dict[str, Preset]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
     return {path.stem: _read_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
@@ -35,7 +35,7 @@ def find_preset(name: str) -> Preset:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     if _is_file(name):
         return _read_preset(Path(name).resolve())
-    presets = every()
+    presets = all_presets()
     if name not in presets:
         raise UsageError(unknown("preset", name, [*presets, "auto", "none"]))
     return presets[name]
@@ -96,7 +96,7 @@ def choose_presets(given: Values) -> list[str]:
         reward = "+".join(reward)
     run = {"env": str(given.get("env", "")), "reward": str(reward)}
     matches = []
-    for other, preset in every().items():
+    for other, preset in all_presets().items():
         patterns = preset["applies"]
         agent = preset["values"].get("agent", "ppo")
         if not patterns or given.get("agent", agent) != agent:

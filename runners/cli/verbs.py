@@ -45,9 +45,9 @@ def main() -> int:
         if verb in ("", "-h", "--help", "help"):
             print(text())
             return 0 if verb else 2
-        from runners.run.config import nearest
+        from runners.run.config import nearest_name
 
-        near = nearest(verb, modules)
+        near = nearest_name(verb, modules)
         hint = f"did you mean lodestar {near}?" if near else f"give one of {', '.join(modules)}"
         return _refuse(f"lodestar {verb} is unknown; {hint}")
 

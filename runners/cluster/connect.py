@@ -113,7 +113,7 @@ def misfit(ray: Any, look: Callable[..., str], *arguments: Any) -> str:
     return ""
 
 
-def differs(expected: dict[str, str]) -> str:
+def other_versions_sentence(expected: dict[str, str]) -> str:
     """One sentence if this node has other libraries; else empty."""
     here = versions()
     other = []

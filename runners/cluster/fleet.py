@@ -31,7 +31,7 @@ from rewards.adapters.ending import endings
 from rewards.adapters.guided import guides
 from runners.cluster.actor import Actor, Outline
 from runners.cluster.collector import FleetCollector
-from runners.cluster.connect import connect, differs, first_line, load, misfit
+from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
 from runners.cluster.server import seeing
 from runners.cluster.servers import Asked, Servers
 from runners.run.checkpoint import versions
@@ -436,7 +436,7 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
         )
     if servers:
         _refuse_servers(config, mix, int(resources.get("GPU", 0)))
-    sentence = misfit(ray, differs, versions())
+    sentence = misfit(ray, other_versions_sentence, versions())
     if sentence:
         raise UsageError(sentence)
 

@@ -38,7 +38,7 @@ def epic(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | N
     kind = "a reward of the state"
     if _needs_made_up(candidate):
         kind = f"canonicalised with {len(rows)} x {MADE_UP_TRANSITIONS} made-up transitions"
-    values = _canonical(candidate, rows)
+    values = _canonical_reward(candidate, rows)
     if goal is None:
         task_reward = _task_of_state_and_action(candidate)
         if task_reward is None:
@@ -133,7 +133,7 @@ def _needs_made_up(candidate: Candidate) -> bool:
     return bool(candidate.reward.requires & {"obs", "action"})
 
 
-def _canonical(candidate: Candidate, rows: np.ndarray) -> np.ndarray:
+def _canonical_reward(candidate: Candidate, rows: np.ndarray) -> np.ndarray:
     """A reward in EPIC's canonical form, float64, one for each of some rows."""
     if not _needs_made_up(candidate):
         return candidate.values[rows]
@@ -174,6 +174,6 @@ def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], Pair
             value = distances.epic(one.values[counted], other.values[counted])
             between[one.name, other.name] = PairDistance("Pearson", value, starc)
         else:
-            value = distances.epic(_canonical(one, rows), _canonical(other, rows))
+            value = distances.epic(_canonical_reward(one, rows), _canonical_reward(other, rows))
             between[one.name, other.name] = PairDistance("EPIC", value, starc)
     return between

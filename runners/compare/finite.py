@@ -74,7 +74,7 @@ def every_pair(states: int, actions: int) -> np.ndarray:
     return np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
 
 
-def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
+def read_table(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
     """Of an environment with a table P[s][a] of (probability, next, reward, terminated), as Gymnasium's toy text has;
     the states and the mean rewards of its rows. None where there is no such table.
     """
@@ -149,7 +149,7 @@ def rounding_of(q: np.ndarray) -> float:
     return VALUE_ROUNDING * max(1.0, float(np.abs(q).max()))
 
 
-def optimal(reward: np.ndarray, transition: np.ndarray, gamma: float) -> np.ndarray:
+def optimal_values(reward: np.ndarray, transition: np.ndarray, gamma: float) -> np.ndarray:
     """Q (S, A) of the best policy for rewards (S, A)."""
     states = np.arange(len(reward))
     policy = reward.argmax(axis=1)
@@ -174,7 +174,7 @@ def gaps(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def informativeness(reward: np.ndarray, task: np.ndarray, transition: np.ndarray, gamma: float) -> float | None:
     """Of rewards (S, A) about a task's (S, A), scaled alike; None where its actions are all as good."""
-    q = optimal(task, transition, gamma)
+    q = optimal_values(task, transition, gamma)
     gap, best = gaps(q)
     if not gap.any():
         return None
@@ -196,7 +196,7 @@ def informativeness(reward: np.ndarray, task: np.ndarray, transition: np.ndarray
 
 def ties(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
     """Share of states whose best two actions differ by at most eps, in units of the reward's range."""
-    q = np.sort(optimal(reward, transition, gamma), axis=1)
+    q = np.sort(optimal_values(reward, transition, gamma), axis=1)
     if q.shape[1] == 1:
         return 0.0
     lead = q[:, -1] - q[:, -2]
@@ -206,11 +206,11 @@ def ties(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = 
 
 def share_moved_by_noise(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
     """Share of states whose greedy action changes under noise of up to eps on every reward, mean over draws."""
-    greedy = optimal(reward, transition, gamma).argmax(axis=1)
+    greedy = optimal_values(reward, transition, gamma).argmax(axis=1)
     rng = np.random.default_rng(0)
     noise = rng.uniform(-1, 1, (NOISE_DRAWS, *reward.shape)) * eps * np.ptp(reward)
     changed = []
     for draw in noise:
-        noisy = optimal(reward + draw, transition, gamma).argmax(axis=1)
+        noisy = optimal_values(reward + draw, transition, gamma).argmax(axis=1)
         changed.append(noisy != greedy)
     return float(np.mean(changed))

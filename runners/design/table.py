@@ -37,8 +37,8 @@ from runners.compare.finite import (
     informativeness,
     model_of_clusters,
     model_of_states,
-    optimal,
-    tabular,
+    optimal_values,
+    read_table,
     ties,
 )
 from runners.compare.sample import SampleSpec, load_or_enumerate
@@ -117,14 +117,14 @@ def model_of(config: DesignConfig) -> tuple[FiniteModel, np.ndarray, Array]:
             batch, _ = load(config.data)
             model, obs, rewards = model_of_recording(env, batch)
         else:
-            exact = tabular(env) or model_of_every_state(config, env)
+            exact = read_table(env) or model_of_every_state(config, env)
             model, obs, rewards = exact or model_of_recording(env, record(env, None, config.frames))
     task = model.table(np.asarray(rewards, np.float64))
     if task.size > MAX_PAIRS:
         raise UsageError(f"{run.env} has {task.size} pairs of state and action, at most {MAX_PAIRS} can be solved for")
     never_ends = np.allclose(model.transition.sum(axis=2), 1)
     indifferent = np.ptp(rewards) == 0 and never_ends
-    if indifferent or not np.ptp(optimal(task, model.transition, 0.99), axis=1).any():
+    if indifferent or not np.ptp(optimal_values(task, model.transition, 0.99), axis=1).any():
         raise UsageError(f"by the task's reward all actions are as good in this model of {run.env}; give data= with it")
     return model, task, obs
 
@@ -182,7 +182,7 @@ class Ahead:
     def of(cls, task: np.ndarray, transition: np.ndarray, gamma: float) -> "Ahead":
         """For rewards (S, A) of the task."""
         states, actions = task.shape
-        q = optimal(task, transition, gamma)
+        q = optimal_values(task, transition, gamma)
         gap, best = gaps(q)
         policy = q.argmax(axis=1)
         pairs = np.argwhere(np.arange(actions) != policy[:, None])
@@ -279,7 +279,7 @@ def adaptive(task: np.ndarray, model: FiniteModel, gamma: float, learner: np.nda
         visits *= np.linalg.solve(np.eye(states) - gamma * flow, (1 - gamma) * model.start)
 
     # Q0 stands for A0, as V0 cancels. `gain` is what the objective has for each R(s, a).
-    q = optimal(task, model.transition, gamma)
+    q = optimal_values(task, model.transition, gamma)
     centred = learner**2 * (q - (learner * q).sum(axis=1, keepdims=True))
     gain = visits[:, None] * (centred - learner * centred.sum(axis=1, keepdims=True))
     cost = -gain.ravel() / max(np.abs(gain).max(), 1e-12)

@@ -66,7 +66,7 @@ class Evaluator(Stateful):
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is to be done at this step; still so after one that a signal cut short."""
-        return _due(self.config.eval_every, self.evaluated, step)
+        return _is_due(self.config.eval_every, self.evaluated, step)
 
     def __call__(self, step: int, model: "Model", last: bool = False) -> dict[str, float]:
         """Do what is due at this step; the tags of an evaluation, for the log.
@@ -74,7 +74,7 @@ class Evaluator(Stateful):
         A signal cuts it short, but not the `last` one: no rollout follows, before which it could be done again.
         """
         evaluates = self.is_due(step)
-        films = _due(self.config.video_every, self.filmed, step)
+        films = _is_due(self.config.video_every, self.filmed, step)
         if not (evaluates or films):
             return {}
         state_before = random_state()
@@ -148,6 +148,6 @@ class Evaluator(Stateful):
         return values
 
 
-def _due(every: int, last: int, step: int) -> bool:
+def _is_due(every: int, last: int, step: int) -> bool:
     """Whether a multiple of `every` lies between the step of the last time and this one."""
     return every > 0 and step // every > last // every

@@ -360,7 +360,7 @@ def band(curves: np.ndarray, grid: np.ndarray) -> Band:
     return Band(grid, value, low, high, runs, count, span)
 
 
-def against(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def learned_and_task_returns(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps, learned return and task return of rows with both; empty if the two are the same."""
     unlogged = np.full(len(run.steps), np.nan)
     learned = run.table.get(LEARNED_RETURN, unlogged)

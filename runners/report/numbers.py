@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runners.report import statistics
-from runners.report.comparison import Arm, Comparison, against, alarm, score
+from runners.report.comparison import Arm, Comparison, alarm, learned_and_task_returns, score
 from runners.report.read import TASK_RETURN, Run
 from runners.report.statistics import Estimate
 from runners.run.folder import OTHER_WAY, TOLD
@@ -41,7 +41,7 @@ class Row:
     figure: str
     task: str
     arm: str
-    against: str
+    learned_and_task_returns: str
     value: float
     low: float
     high: float
@@ -352,7 +352,7 @@ class Numbers:
         for task, arm, runs in self.data.cells():
             correlations = []
             for run in runs:
-                _, learned, task_return = against(run)
+                _, learned, task_return = learned_and_task_returns(run)
                 # Two points, or a constant, have no rank correlation.
                 if len(learned) > 2 and np.ptp(learned) > 0 and np.ptp(task_return) > 0:
                     correlations.append(spearmanr(learned, task_return).statistic)

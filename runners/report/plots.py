@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from runners.report.comparison import Arm, Bands, Comparison, against, align_curves, step_grid
+from runners.report.comparison import Arm, Bands, Comparison, align_curves, learned_and_task_returns, step_grid
 from runners.report.numbers import ALL_TASKS, Numbers, Row
 from runners.report.read import Run
 
@@ -390,7 +390,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
     """
     cells = []
     for task, arm, runs in numbers.data.cells():
-        run_rows = list(map(against, runs))
+        run_rows = list(map(learned_and_task_returns, runs))
         if any(len(steps) for steps, _, _ in run_rows):
             cells.append((task, arm, run_rows))
     figure, axes = _small_panels(len(cells), 2.3, "learned return", "task return")

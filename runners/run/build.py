@@ -224,7 +224,7 @@ def networks_that_fit(max_bytes: float = math.inf) -> Iterator[None]:
 def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> VectorEnv | VecEnv:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3.agent import make_venv
-    from rewards.adapters.ending import ending, endings
+    from rewards.adapters.ending import add_endings, endings
     from rewards.adapters.guided import add_guides, guides
 
     backend = config.backend
@@ -244,7 +244,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     if ends and (guides(mix) or lacks_single_envs):
         conflict = f"backend={backend}" if lacks_single_envs else next(iter(guides(mix)))
         raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {conflict}; leave one out")
-    wrap = functools.partial(ending, mix=mix) if ends else None
+    wrap = functools.partial(add_endings, mix=mix) if ends else None
     if driver == "scorer":
         if backend == "device":
             options["device"] = find_device(config.device)

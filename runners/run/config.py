@@ -59,7 +59,7 @@ class TrainConfig(Settings):
         "recordings that an offline agent (iql, cloning, rcsl, dt, mbrcsl, offline_dyna) learns from, rated by the "
         "reward; the environment only evaluates, by default that of the recordings, and steps are minibatches",
     )
-    passes: int = setting(1, "of data: times that rewards learn from it before they rate it", low=1, high=1000)
+    passes: int = setting(1, "of data: times that rewards learn from it before they rate it", "[1, 1000]")
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
     total_timesteps: int = setting(100_000, "environment steps, of all environments; 1e6 is fine", "[1, 1e15]")
@@ -377,13 +377,13 @@ def read(path: Path) -> dict[str, Any]:
 
 def unknown(what: str, given: Any, names: Iterable[str]) -> str:
     """The sentence about a name that is not one of `names`, with the nearest one."""
-    near = nearest(str(given), names)
+    near = nearest_name(str(given), names)
     if near:
         return f"{what}={given} is unknown; did you mean {near}?"
     return f"{what}={given} is unknown; give one of {', '.join(names)}"
 
 
-def nearest(given: str, names: Iterable[str], least: float = 0.6) -> str | None:
+def nearest_name(given: str, names: Iterable[str], least: float = 0.6) -> str | None:
     """The name that `given` may have meant: by letters, by last part, or by initials (lr); `least` is in [0, 1]."""
     word = given.lower()
     best = max(names, key=lambda name: _name_similarity(word, name), default="")

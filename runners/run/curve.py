@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lodestar.files import replacing
 from runners.run.control import Control
-from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
+from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
 TASK_COLOUR = "#4c9be8"
 LEARNED_COLOUR = "#f2a541"
@@ -124,7 +124,7 @@ def _plot_learned_return(
     label = "learned return"
     other.plot(steps, learned, color=LEARNED_COLOUR, linewidth=1.5, label=label, marker=_marker(steps, "s"))
     other.set_ylabel(label, color=LEARNED_COLOUR)
-    alarm = apart(task, learned)
+    alarm = diverging_rows(task, learned)
     if alarm.any():
         # From the bottom of the panel to its top, whatever the returns are.
         transform = other.get_xaxis_transform()

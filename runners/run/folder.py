@@ -129,7 +129,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
     if config.run_dir:
         return _open_named(config, Path(config.run_dir).absolute())
     if config.resume != "never":
-        for path in _continuable(config):
+        for path in _continuable_runs(config):
             refuse_links(path)
             folder = _lock(path, new=False)
             if folder is not None:
@@ -208,7 +208,7 @@ def _differences(config: TrainConfig, path: Path) -> str:
     return "it differs in " + (", ".join(different[:4]) or "its version")
 
 
-def _continuable(config: TrainConfig) -> list[Path]:
+def _continuable_runs(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that are unfinished or shorter; newest first, those of the same length first."""
     same = []
     shorter = []

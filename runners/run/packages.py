@@ -26,7 +26,7 @@ def name_collision() -> str | None:
                 f"the package {name!r} is {place.parent}, which is not part of {DISTRIBUTION} in {HOME}; "
                 "use a separate environment for the other one"
             )
-    return _overwritten()
+    return _overwritten_sentence()
 
 
 def _place_of(package: str) -> Path | None:
@@ -38,7 +38,7 @@ def _place_of(package: str) -> Path | None:
     return None if origin is None else Path(origin).resolve()
 
 
-def _overwritten() -> str | None:
+def _overwritten_sentence() -> str | None:
     """The same where the other project was installed over ours, so that its `__init__.py` lies in our folder."""
     with suppress(metadata.PackageNotFoundError):
         ours = metadata.distribution(DISTRIBUTION)

@@ -539,7 +539,7 @@ def _format_return(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def apart(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
+def diverging_rows(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
     """Rows at which the learned return rises while the task's falls, bool, one for each row."""
     values = np.array([task, learned], np.float64)
     count = values.shape[1]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from runners.run.config import UsageError, nearest
+from runners.run.config import UsageError, nearest_name
 
 # Characters of one value; a goal is a sentence.
 MAX_VALUE_LENGTH = 4000
@@ -35,7 +35,7 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
             fix = f"leave {signs} out and write {bare.replace('-', '_')}={text}"
         raise UsageError(f"{key!r} is no key; {fix}")
     if "_target_" in argument or "${" in argument:
-        raise UsageError(f"{key}={short(text)} is refused: configurations are data, without _target_ and ${{...}}")
+        raise UsageError(f"{key}={shorten(text)} is refused: configurations are data, without _target_ and ${{...}}")
     if len(text) > MAX_VALUE_LENGTH:
         raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_VALUE_LENGTH:,}")
     return key, text
@@ -48,7 +48,7 @@ def _guess_pair(argument: str, names: list[str]) -> str:
         return f"did you mean {key}={text}?"
     if "/" in argument and "run" in names:
         return f"did you mean run={argument}?"
-    near = nearest(argument.lstrip("-"), names)
+    near = nearest_name(argument.lstrip("-"), names)
     if near:
         return f"did you mean {near}=...?"
     return "try --help"
@@ -60,7 +60,9 @@ def refuse_twice(arguments: Iterable[str]) -> None:
     for argument in arguments:
         key, equals, _ = argument.partition("=")
         if equals and key in given:
-            raise UsageError(f"{key}= is given twice, as {short(given[key])} and as {short(argument)}; give it once")
+            raise UsageError(
+                f"{key}= is given twice, as {shorten(given[key])} and as {shorten(argument)}; give it once"
+            )
         given[key] = argument
 
 
@@ -94,7 +96,7 @@ def read(text: str) -> Any:
     # To Hydra "a pole, upright" is two alternatives, and here it is one sentence.
     if parsed is None or parsed.is_sweep_override():
         return text
-    return _plain(parsed.value())
+    return _plain_value(parsed.value())
 
 
 def parse(key: str, text: str, kind: Any) -> Any:
@@ -137,7 +139,7 @@ def cast(key: str, value: Any, kind: Any) -> Any:
         if origin is dict and isinstance(value, dict):
             return value
     wanted = " or ".join(KIND_WORDS.get(kind, str(kind)) for kind in kinds)
-    raise UsageError(f"{key}={short(value)} is not {wanted}{_guess_value(key, value, kinds)}")
+    raise UsageError(f"{key}={shorten(value)} is not {wanted}{_guess_value(key, value, kinds)}")
 
 
 def _guess_value(key: str, value: Any, kinds: Iterable[Any]) -> str:
@@ -217,7 +219,7 @@ def literals(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={literal(value)}" for key, value in values.items()]
 
 
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     """At most 60 characters of it."""
     text = str(value)
     if len(text) <= 60:
@@ -225,12 +227,12 @@ def short(value: Any) -> str:
     return text[:57] + "..."
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Without Hydra's own string class."""
     if isinstance(value, list):
-        return list(map(_plain, value))
+        return list(map(_plain_value, value))
     if isinstance(value, dict):
-        return {_plain(name): _plain(item) for name, item in value.items()}
+        return {_plain_value(name): _plain_value(item) for name, item in value.items()}
     if value is None or isinstance(value, bool | int | float):
         return value
     return str(getattr(value, "text", value))

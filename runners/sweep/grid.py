@@ -70,7 +70,7 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
         )
     # A range may be endless in practice; one value too many is enough for `expand` to refuse it.
     values = itertools.islice(_flatten(parsed), MAX_JOBS + 1)
-    texts = list(dict.fromkeys(map(_text, values)))
+    texts = list(dict.fromkeys(map(_argument_text, values)))
     if not texts:
         raise UsageError(f"{argument} is an empty range; give one with a number in it, as in 'range(5)'")
     return key, texts
@@ -82,10 +82,10 @@ def _flatten(override: Any) -> Iterator[Any]:
         yield from value.range() if type(value).__name__ == "RangeSweep" else [value]
 
 
-def _text(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     """A value as one argument says it; plain words stay plain."""
     if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
+        return f"[{','.join(map(_argument_text, value))}]"
     if isinstance(value, str):
         return value
     # Hydra gives a text that was quoted as an object of its own.

@@ -127,7 +127,7 @@ def work(argv: Sequence[str], folder: Path) -> int:
     return main(list(argv))
 
 
-def here() -> str:
+def process_address() -> str:
     """host:pid of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
@@ -152,7 +152,7 @@ class JobLog:
         self.torn = self.path.exists() and not read_bytes(self.path, LARGE).endswith(b"\n")
         # The disk's error, if the last event could not be written.
         self.error = ""
-        self._append([{"owner": here()}])
+        self._append([{"owner": process_address()}])
 
     def entry(self, job_name: str) -> Entry:
         """The state of a job; waiting if it has none."""

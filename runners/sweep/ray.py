@@ -17,12 +17,12 @@ from typing import Any
 
 from lodestar.files import read_text
 from lodestar.settings import setting
-from runners.cluster.connect import connect, differs, first_line, load, misfit
+from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import ADDRESS, UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Job, Launcher, Outcome, here
+from runners.sweep.job import Job, Launcher, Outcome, process_address
 
 # Beside the first job's folder; a node that cannot read it does not share the folder.
 TOKEN_FILE = ".ray-token"
@@ -162,7 +162,7 @@ def _attempt(
     # The node may have joined after the others were checked.
     sentence = _explain_misfit(token, expected)
     if sentence:
-        return Outcome(None, 0.0, here(), sentence)
+        return Outcome(None, 0.0, process_address(), sentence)
     child = Child(argv, folder, home)
     try:
         return child.wait()
@@ -173,7 +173,7 @@ def _attempt(
 
 def _explain_misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
     """One sentence if this node cannot take jobs; else empty."""
-    sentence = differs(expected)
+    sentence = other_versions_sentence(expected)
     if sentence:
         return sentence
     path, word = token

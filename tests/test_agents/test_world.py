@@ -10,7 +10,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldLearner, WorldModel
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.td3 import joint
+from agents.world_model.td3 import joint_hidden
 
 SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -139,7 +139,7 @@ def test_the_hidden_layer_leads_to_the_next_latent_and_can_be_read_without_movin
     made = learner("mrq")
     cell, z = made.world.cell, torch.rand(4, 16, generator=random())
     action = torch.rand(4, 2, generator=random(1), requires_grad=True)
-    zsa = joint(cell, z, action, frozen=True)
+    zsa = joint_hidden(cell, z, action, frozen=True)
     torch.testing.assert_close(cell.normalized(cell.next[-1](zsa)), cell.step({"z": z}, action)["z"])
     made.flats["model"].grad.zero_()
     zsa.sum().backward()
@@ -178,14 +178,14 @@ def test_targets_of_td3_are_the_slow_networks_in_the_slow_unit_of_rewards():
     seq.action.copy_(torch.eye(3)[torch.arange(30).view(6, 5) % 3])
     with torch.no_grad():
         slow_z = world.encode(seq.vector[3], {}, slow=True)["z"]
-        every = [joint(world.slow["cell"], slow_z, torch.eye(3)[[a] * 5]) for a in range(3)]
+        every = [joint_hidden(world.slow["cell"], slow_z, torch.eye(3)[[a] * 5]) for a in range(3)]
         values = torch.stack([behaviour.slow_q(x)[..., 0] for x in every], -1)  # (2, 5, 3)
         best = values.mean(0).argmax(-1)
         follows = values.amin(0)[torch.arange(5), best]
         total = seq.reward[0] + seq.reward[1] / 2 + seq.reward[2] / 4
         expected = (total + follows * 3.0 / 8) / 2.0
         z = world.encode(seq.vector[0], {})["z"]
-        gap = (behaviour.q(joint(world.cell, z, seq.action[0]))[..., 0] - expected).abs()
+        gap = (behaviour.q(joint_hidden(world.cell, z, seq.action[0]))[..., 0] - expected).abs()
     loss = torch.where(gap < 1, gap.square() / 2, gap - 0.5).sum() / 5
     metrics = behaviour.update(world, seq)
     torch.testing.assert_close(behaviour.errors[1], gap.amax(0))
@@ -203,7 +203,7 @@ def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_
     with torch.no_grad():
         noise = torch.tensor([[0.1, 0.3], [-0.3, 0.0]])
         action = (torch.tanh(behaviour.slow_policy(z)) + noise).clamp(-1, 1)
-        expected = behaviour.slow_q(joint(cell, z, action))[..., 0].min(0).values
+        expected = behaviour.slow_q(joint_hidden(cell, z, action))[..., 0].min(0).values
         torch.testing.assert_close(behaviour._next_value(cell, z), expected)
 
 
@@ -215,7 +215,7 @@ def test_the_policy_of_td3_ascends_the_mean_of_its_critics():
     with torch.no_grad():
         z = world.encode(seq.vector[0], {})["z"]
         raw = behaviour.policy(z)
-        value = behaviour.q(joint(world.cell, z, torch.tanh(raw)))[..., 0].mean(0)
+        value = behaviour.q(joint_hidden(world.cell, z, torch.tanh(raw)))[..., 0].mean(0)
         loss = (1e-5 * raw.square().mean(-1) - value).mean()
     behaviour.descend = lambda loss, *names: None
     torch.testing.assert_close(behaviour.update(world, seq)["actor_loss"].detach(), loss)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from envs.datasets import Dataset, StoredEpisode, from_sb3, lerobot, read
-from envs.datasets.dataset import _cast, observing
+from envs.datasets.dataset import _cast, observation_converter
 from envs.make import make
 from envs.recording import episodes
 
@@ -78,7 +78,9 @@ def test_observations_are_as_the_environment_of_that_name_gives_them():
     space = spaces.Dict({**raw.observation_space.spaces, "mission": spaces.Text(99)})
     batch = Dataset(lambda: [episode(obs)], space, spaces.Discrete(7)).transitions(ours)
     np.testing.assert_array_equal(batch.obs, np.stack([ours.reset(seed=seed)[0] for seed in range(2)]))
-    assert observing(ours, ours.observation_space)(batch.obs) is batch.obs  # nothing to do for what is ours already
+    assert (
+        observation_converter(ours, ours.observation_space)(batch.obs) is batch.obs
+    )  # nothing to do for what is ours already
 
 
 @pytest.mark.parametrize(

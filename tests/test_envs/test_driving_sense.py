@@ -9,7 +9,7 @@ import pytest
 from highway_env.road.lane import StraightLane
 from highway_env.road.road import RoadNetwork
 
-from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, _ahead, bend, lanes, names, read, seconds, sense
+from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, _lanes_ahead, bend, lanes, names, read, seconds, sense
 from envs.make import make, spec_of
 
 ROADS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"]
@@ -138,8 +138,8 @@ def test_the_lane_that_follows_is_the_one_that_begins_where_the_own_ends() -> No
     for origin, end, x, y in (("a", "b", 0, 0), ("b", "c", 100, 1), ("b", "c", 100, 0), ("b", "c", 100, -1)):
         network.add_lane(origin, end, StraightLane([x, y], [x + 100, y]))
     car = SimpleNamespace(lane_index=("a", "b", 0))
-    assert [(*lane.start, offset) for lane, offset in _ahead(network, car, 100.0)] == [(0, 0, 0)]
-    assert [(*lane.start, offset) for lane, offset in _ahead(network, car, 101.0)] == [(0, 0, 0), (100, 0, 100)]
+    assert [(*lane.start, offset) for lane, offset in _lanes_ahead(network, car, 100.0)] == [(0, 0, 0)]
+    assert [(*lane.start, offset) for lane, offset in _lanes_ahead(network, car, 101.0)] == [(0, 0, 0), (100, 0, 100)]
 
 
 def test_completion_is_time_on_the_highway_and_metres_where_there_is_a_way() -> None:

@@ -18,8 +18,8 @@ from envs.exploration.factored import (
     ProcMaze,
     distances,
     edges,
-    leads,
     maze,
+    next_cells,
 )
 from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB
 from envs.make import families, make, make_vec
@@ -85,7 +85,7 @@ def test_a_way_is_walked_and_walls_stop_on_all_sides() -> None:
 def test_steps_are_those_of_the_table_of_ways() -> None:
     env: Any = ProcMaze(size=4)
     env.reset(seed=1)
-    ways = leads(env.walls)
+    ways = next_cells(env.walls)
     env.goal = -1
     for cell in range(16):
         for action in range(4):
@@ -100,7 +100,7 @@ def test_a_maze_is_a_tree_through_all_cells(size: int) -> None:
     for _ in range(10):
         walls = maze(size, rng)
         assert (~walls).sum() == size * size - 1  # with as many openings, no cell apart means no loop
-        assert (distances(leads(walls), [0]) >= 0).all() and (walls | ~edges(size)).all()
+        assert (distances(next_cells(walls), [0]) >= 0).all() and (walls | ~edges(size)).all()
 
 
 def test_every_maze_is_as_likely_as_every_other() -> None:
@@ -117,7 +117,7 @@ def test_the_best_return_of_a_maze_is_what_a_search_from_the_start_finds() -> No
         env.reset()
         inner = env.unwrapped
         lengths.append(inner.shortest())
-        ways, far = leads(inner.walls), distances(leads(inner.walls), [inner.goal])
+        ways, far = next_cells(inner.walls), distances(next_cells(inner.walls), [inner.goal])
         for _ in range(lengths[-1]):  # downhill
             answer = env.step(int(far[ways[inner.agent]].argmin()))
         assert answer[1:4] == (1.0, True, False) and answer[-1]["episode"]["l"] == lengths[-1]

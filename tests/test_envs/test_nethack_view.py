@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.nethack.view import LEAKS, STAT_DEPTH, STAT_SCORE, STAT_TIME, View, around
+from envs.nethack.view import LEAKS, STAT_DEPTH, STAT_SCORE, STAT_TIME, View, cells_around
 
 
 def place(number: int) -> int:
@@ -19,7 +19,7 @@ def test_the_parts_of_a_view_make_it_up():
 
 
 def test_the_square_around_a_corner_is_partly_off_the_map():
-    cells, inside = around(3)
+    cells, inside = cells_around(3)
     assert cells.shape == (21 * 79, 9)
     assert inside[0].tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 1]
     assert cells[0][inside[0] == 1].tolist() == [0, 1, 79, 80]

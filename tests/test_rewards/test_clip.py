@@ -14,7 +14,7 @@ from envs.steps import Cursor, from_gym_step
 from rewards import hub
 from rewards.vision import load as load_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import ClipEncoder, blanks, model_for, shared_encoder
+from rewards.vision.encoder import ClipEncoder, are_blank, model_for, shared_encoder
 from rewards.vision.load import MODELS, SHIPPED_WEIGHTS
 
 UP = "pole vertically upright on top of the cart"
@@ -265,7 +265,7 @@ def test_frames_of_one_colour_are_known_pay_nothing_and_are_counted(poses):
     dot = black.copy()
     dot[31, 17, 2] = 1
     frames = np.stack([poses[0], black, red, dot])
-    assert blanks(frames).tolist() == [False, True, True, False]
+    assert are_blank(frames).tolist() == [False, True, True, False]
     reward = build()
     batch = batch_of(None, {"clip": reward.embed(batch_of(frames))})
     assert reward.score(batch)[1:3].tolist() == [0, 0] and 0 not in reward.score(batch)[[0, 3]]

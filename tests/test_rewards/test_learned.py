@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from rewards.check import equal, random_rollout
+from rewards.check import is_equal, random_rollout
 from rewards.exploration.learned import ActionCode, Learned, LearnedConfig
 from rewards.exploration.rnd import RND, RNDConfig
 
@@ -202,7 +202,7 @@ def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_i
             f"reward {reward.config.name} was given an observation with {value} at place 1 (row 3 of the batch); "
             "nothing has been learnt from it, fix the environment"
         )
-        assert equal(before, reward.state_dict())
+        assert is_equal(before, reward.state_dict())
 
 
 @pytest.mark.parametrize("case", ["icm", "disagreement", "forward", "hindsight"])
@@ -214,7 +214,7 @@ def test_an_action_that_is_not_finite_is_named_and_nothing_is_learnt_from_it(cas
     for call in (reward.update, reward.score):
         with pytest.raises(FloatingPointError, match=rf"reward {case} was given an action with nan at place 2 \(row 5"):
             call(batch.replace(action=bad))
-        assert equal(before, reward.state_dict())
+        assert is_equal(before, reward.state_dict())
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -386,4 +386,4 @@ def test_update_does_nothing_without_a_valid_row():
     rnd = make()
     before = copy.deepcopy(rnd.state_dict())
     assert rnd.update(points(8, 0.0).replace(valid=np.zeros(8, bool))) == {}
-    assert equal(before, rnd.state_dict())
+    assert is_equal(before, rnd.state_dict())

@@ -5,7 +5,7 @@ import pytest
 
 from envs.transitions import Transitions
 from rewards.exploration import memories
-from rewards.exploration.memories import CountMemory, EllipticalMemory, NeighbourMemory, Visits, both
+from rewards.exploration.memories import CountMemory, EllipticalMemory, NeighbourMemory, Visits, values_at_both
 
 
 def roll(shape, seed=0, end=0.1, invalid=0.1):
@@ -152,7 +152,7 @@ def test_the_state_before_is_the_state_after_of_the_row_before_and_is_asked_for_
         [[1, 7], [2, 0], [4, 9]], [[2, 8], [3, 0], [5, 10]], [[0, 5], [1, 0], [0, 1]], valid=[[1, 1], [1, 0], [1, 1]]
     )
     asked = []
-    before, after = both(lambda obs: asked.append(obs.tolist()) or 10 * obs, batch)
+    before, after = values_at_both(lambda obs: asked.append(obs.tolist()) or 10 * obs, batch)
     assert before.tolist() == (10 * batch.obs).tolist()
     assert after.tolist() == (10 * batch.next_obs).tolist()
     assert asked == [[2, 8, 3, 0, 5, 10], [1, 7, 0, 4, 9]]

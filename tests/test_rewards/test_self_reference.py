@@ -13,8 +13,8 @@ from rewards.vision.self_reference import (
     RunningEpisodes,
     SelfReference,
     SelfReferenceConfig,
-    along,
-    gather,
+    even_states,
+    k_means,
 )
 
 
@@ -56,7 +56,7 @@ def test_progress_counts_less_the_farther_a_state_is_from_every_success():
     reward = made(centres=1000, width=0.5)
     reward.update(won(path(*EPISODES)))
     spread, top = reward.spread[0], reward.score(at(9))[0]
-    assert spread == pytest.approx(along(WAY[1:, None].astype(np.float32)).std(), rel=1e-6)
+    assert spread == pytest.approx(even_states(WAY[1:, None].astype(np.float32)).std(), rel=1e-6)
     for far in (0.5, 1.0, 2.0):
         expected = top * np.exp(-(far**2) / (2 * 0.5**2))
         assert reward.score(at(9 + far * spread))[0] == pytest.approx(expected, rel=1e-4)
@@ -133,21 +133,21 @@ def test_only_the_latest_successes_are_kept():
 
 
 def test_a_way_is_resampled_from_its_first_state_to_its_last():
-    way = along(np.arange(1000, dtype=np.float32)[:, None])
+    way = even_states(np.arange(1000, dtype=np.float32)[:, None])
     assert way.shape == (STATES_PER_SUCCESS, 1) and way[0] == 0 and way[-1] == 999
-    assert along(np.ones((1, 3), np.float32)).shape == (STATES_PER_SUCCESS, 3)
+    assert even_states(np.ones((1, 3), np.float32)).shape == (STATES_PER_SUCCESS, 3)
 
 
 def test_k_means_finds_groups_and_their_mean_progress():
     states = np.array([[0.0], [0.2], [5.0], [5.2], [9.9], [10.1]], np.float32)
     progress = np.array([0, 0.1, 0.4, 0.5, 0.8, 1.0], np.float32)
-    centres, shares = gather(states, progress, 3)
+    centres, shares = k_means(states, progress, 3)
     np.testing.assert_allclose(centres[:, 0], [0.1, 5.1, 10.0], atol=1e-6)
     np.testing.assert_allclose(shares, [0.05, 0.45, 0.9], atol=1e-6)
 
 
 def test_k_means_drops_centres_that_gather_nothing():
-    centres, shares = gather(np.ones((8, 2), np.float32), np.linspace(0, 1, 8).astype(np.float32), 4)
+    centres, shares = k_means(np.ones((8, 2), np.float32), np.linspace(0, 1, 8).astype(np.float32), 4)
     assert centres.tolist() == [[1, 1]] and shares.tolist() == [0.5]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium import spaces
 
 import rewards
-from rewards.base import once, shared
+from rewards.base import compute_once, sharing
 from rewards.check import random_rollout
 from rewards.exploration.learned import Layout
 
@@ -16,10 +16,10 @@ def test_an_array_and_a_key_are_computed_once_as_long_as_it_is_shared():
     rows, calls = np.zeros((4, 2)), []
 
     def ask(array, key):
-        return once(array, lambda: key, lambda: calls.append(key) or len(calls))
+        return compute_once(array, lambda: key, lambda: calls.append(key) or len(calls))
 
     assert [ask(rows, "a"), ask(rows, "a")] == [1, 2]  # not shared
-    with shared():
+    with sharing():
         assert [ask(rows, "b"), ask(rows.reshape(4, 2), "b"), ask(rows, "b")] == [3, 3, 3]
         assert [ask(rows, "c"), ask(rows[1:], "b"), ask(rows.T, "b"), ask({"x": rows}, "b")] == [4, 5, 6, 7]
         assert ask(np.zeros((4, 2)), "b") == 8 and ask(np.zeros((4, 2)), "b") == 9  # other memory

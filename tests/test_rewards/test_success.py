@@ -6,7 +6,7 @@ from paths import PLANE, TWO, path
 
 from envs.make import make, make_vec
 from envs.recording import save
-from rewards.adapters.ending import Ending, ending
+from rewards.adapters.ending import Ending, add_endings
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.check import check_reward, random_rollout
 from rewards.demonstrations.success import EPISODES_A_HELD_OUT, Success, SuccessConfig
@@ -126,7 +126,7 @@ def test_a_success_ends_the_episode_and_the_environment_keeps_its_own_account(tm
     env = make(UPRIGHT, seed=0)
     mix = always(env, tmp_path)
     wrapped = RewardWrapper(env, mix)
-    assert isinstance(wrapped.env, Ending) and ending(wrapped, mix) is wrapped
+    assert isinstance(wrapped.env, Ending) and add_endings(wrapped, mix) is wrapped
     wrapped.reset(seed=0)
     for step in range(1, 4):
         _, reward, terminated, truncated, info = wrapped.step(0)
@@ -147,7 +147,7 @@ def test_a_success_on_the_last_step_terminates_and_the_account_is_written_once(t
 
 def test_a_snapshot_remembers_how_near_the_end_was(tmp_path):
     env = make(UPRIGHT, seed=0)
-    one = ending(env, always(env, tmp_path))
+    one = add_endings(env, always(env, tmp_path))
     one.reset(seed=0)
     one.step(0)
     one.step(0)
@@ -162,11 +162,11 @@ def test_vectors_whose_environments_are_in_reach_end_episodes_and_others_refuse(
     mix = always(make(UPRIGHT), tmp_path)
     for envs in (
         VectorRewardWrapper(SyncVectorEnv([lambda: make(UPRIGHT)] * 2), mix),
-        make_vec(UPRIGHT, 2, backend="gym", wrap=lambda env: ending(env, mix)),
+        make_vec(UPRIGHT, 2, backend="gym", wrap=lambda env: add_endings(env, mix)),
     ):
         envs.reset(seed=0)
         assert [envs.step(np.zeros(2, np.int64))[2].tolist() for _ in range(3)][1:] == [[False] * 2, [True] * 2]
     with pytest.raises(ValueError, match=r"the reward 'success' ends episodes, and .* use SyncVectorEnv"):
         VectorRewardWrapper(make_vec(UPRIGHT, 2, backend="batched"), mix)
     with pytest.raises(ValueError, match='backend="batched" has environments that nothing can be wrapped'):
-        make_vec(UPRIGHT, 2, backend="batched", wrap=lambda env: ending(env, mix))
+        make_vec(UPRIGHT, 2, backend="batched", wrap=lambda env: add_endings(env, mix))

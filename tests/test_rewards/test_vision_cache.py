@@ -67,8 +67,8 @@ def test_it_switches_itself_off_where_next_to_nothing_comes_back(monkeypatch):
     for i in range(25):
         off(frames_of(i), 64)
         on(frames_of(i, 0), 64)
-    assert not off.worthwhile and off.missed == 20 and off.table is None
-    assert on.worthwhile and on.missed == 25
+    assert not off.is_worthwhile and off.missed == 20 and off.table is None
+    assert on.is_worthwhile and on.missed == 25
     assert off(frames_of(3, 3), 64).tolist() == Encoder()(frames_of(3, 3), 64).tolist()
 
 

@@ -9,7 +9,7 @@ import rewards
 from envs.make import goals
 from runners.cli import presets
 from runners.cli.compose import compose, fill_goals
-from runners.run.config import RENAMED, TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
+from runners.run.config import RENAMED, TrainConfig, UsageError, from_dict, load, nearest_name, save, to_dict
 
 ROOT = Path(__file__).parents[2]
 CARTPOLE = "env=CartPole-v1"
@@ -254,12 +254,12 @@ def test_a_config_can_be_made_by_hand():
 
 def test_initials_last_parts_and_letters_find_the_nearest_name():
     names = ["agent.learning_rate", "agent.batch_size", "seed", "reward.clip.goal"]
-    assert nearest("lr", names) == "agent.learning_rate"
-    assert nearest("agent.lr", [*names, "agent.gru", "reward.rnd.learning_rate"]) == "agent.learning_rate"
-    assert nearest("bs", names) == "agent.batch_size"
-    assert nearest("goal", names) == "reward.clip.goal"
-    assert nearest("sede", names) == "seed"
-    assert nearest("xyzzy", names) is None
+    assert nearest_name("lr", names) == "agent.learning_rate"
+    assert nearest_name("agent.lr", [*names, "agent.gru", "reward.rnd.learning_rate"]) == "agent.learning_rate"
+    assert nearest_name("bs", names) == "agent.batch_size"
+    assert nearest_name("goal", names) == "reward.clip.goal"
+    assert nearest_name("sede", names) == "seed"
+    assert nearest_name("xyzzy", names) is None
 
 
 def test_a_reward_that_wants_a_goal_takes_the_environments_own():
@@ -321,7 +321,7 @@ def test_help_lists_everything_without_heavy_imports():
     import agents
 
     output = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in [*rewards.TABLE, *agents.TABLE, *presets.every(), "total_timesteps=100000", "reward=task"]:
+    for name in [*rewards.TABLE, *agents.TABLE, *presets.all_presets(), "total_timesteps=100000", "reward=task"]:
         assert f"  {name} " in output, name
     assert output.splitlines()[-1] == "HEAVY []"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_finite_models import CHAIN, SPARSE
 
-from runners.compare.finite import FiniteModel, gaps, informativeness, optimal
+from runners.compare.finite import FiniteModel, gaps, informativeness, optimal_values
 from runners.design.__main__ import main
 from runners.design.explors import bonus, credit, explors, to_go
 from runners.design.table import Ahead, adaptive, exprd, program
@@ -31,7 +31,7 @@ def test_the_chain_needs_no_more_than_the_tasks_own_state_and_gaps_do_not_shrink
     # at once: Delta_0(s0) = R(s0, on) - R(s0, stay) must reach 0.25; with nothing there it is 0
     assert dense[0, 0] - dense[0, 1] >= 0.25 / (1 + 1e-5) - 1e-9 and sparse[0].tolist() == [0, 0]
     for reward in (sparse, dense):
-        q = optimal(reward, CHAIN, 0.5)
+        q = optimal_values(reward, CHAIN, 0.5)
         assert q.argmax(axis=1).tolist() == [0, 0] and np.abs(reward).max() <= 1 + 1e-9
         assert (gaps(q)[0] >= np.array([0.25, 0.75]) - 1e-4).all()
 
@@ -44,7 +44,7 @@ def test_more_states_tell_more_and_all_keep_the_optimal_policy():
     for states, (reward, active) in found.items():
         assert len(active) == states + 1 and active[0] == 19  # the goal's own state is not counted
         assert not reward[np.setdiff1d(np.arange(20), active)].any()
-        assert (optimal(reward, line, 0.95).argmax(axis=1) == 0).all()
+        assert (optimal_values(reward, line, 0.95).argmax(axis=1) == 0).all()
 
 
 def test_every_state_is_tried_in_each_turn(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_price_on_rewards_makes_them_small():
     line, task = corridor()
     free, priced = (exprd(task, line, 0.9, 8, l1)[0] for l1 in (0.0, 0.05))
     assert np.abs(priced).sum() < np.abs(free).sum()
-    assert (optimal(priced, line, 0.9).argmax(axis=1) == 0).all()
+    assert (optimal_values(priced, line, 0.9).argmax(axis=1) == 0).all()
 
 
 def test_an_adaptive_reward_speaks_where_the_learner_is_and_errs():
@@ -76,7 +76,7 @@ def test_an_adaptive_reward_speaks_where_the_learner_is_and_errs():
     learner = np.tile([0.5, 0.5], (8, 1))
     learner[:4] = [1.0, 0.0]  # it knows the first half
     reward = adaptive(task, model, 0.9, learner)
-    assert (optimal(reward, line, 0.9).argmax(axis=1) == 0).all()
+    assert (optimal_values(reward, line, 0.9).argmax(axis=1) == 0).all()
     assert (reward[4:, 0] - reward[4:, 1] > 1.9).all()  # as loud as |R| <= 1 lets it be
 
 

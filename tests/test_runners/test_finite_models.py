@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from envs.transitions import Transitions
 from rewards.exploration.learned import Layout
-from runners.compare.finite import gaps, informativeness, model_of_clusters, optimal, share_moved_by_noise, ties
+from runners.compare.finite import gaps, informativeness, model_of_clusters, optimal_values, share_moved_by_noise, ties
 
 # s0 -> s1 -> end; action 0 moves on, action 1 stays at s0 and goes back from s1
 CHAIN = np.zeros((2, 2, 2))
@@ -15,7 +15,7 @@ SPARSE = np.array([[0.0, 0.0], [1.0, 0.0]])
 
 
 def test_values_and_gaps_of_a_chain_by_hand():
-    q = optimal(SPARSE, CHAIN, 0.5)
+    q = optimal_values(SPARSE, CHAIN, 0.5)
     assert q == pytest.approx(np.array([[0.5, 0.25], [1, 0.25]]))
     gap, best = gaps(q)
     assert gap == pytest.approx([0.25, 0.75]) and best.tolist() == [[True, False], [True, False]]
@@ -41,7 +41,7 @@ def test_a_long_way_to_the_goal_says_nothing_at_its_beginning_where_a_potential_
     line[np.arange(n), 1, np.maximum(np.arange(n) - 1, 0)] = 1
     sparse = np.zeros((n, 2))
     sparse[-1, 0] = 1
-    value = optimal(sparse, line, 0.95).max(axis=1)
+    value = optimal_values(sparse, line, 0.95).max(axis=1)
     shaped = sparse + 0.95 * line @ value - value[:, None]
     far, near = (informativeness(reward, sparse, line, 0.95) for reward in (sparse, shaped))
     assert far < 0.8 < 0.99 < near

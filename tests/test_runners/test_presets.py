@@ -54,7 +54,7 @@ def test_a_named_preset_gives_way_to_another_reward(written):
 
 
 def test_every_preset_that_ships_composes():
-    for name, preset in presets.every().items():
+    for name, preset in presets.all_presets().items():
         patterns = preset["applies"].get("env", "CartPole-v1")
         pattern = patterns[0] if isinstance(patterns, list) else patterns
         env = pattern.replace("MiniGrid-*", "MiniGrid-DoorKey-8x8-v0").replace("*NetHack*", "NetHackScore-v0")
@@ -123,8 +123,8 @@ def test_the_settings_for_every_agent_fit_it(name, agent):
 
 @pytest.mark.parametrize("name", META)
 def test_the_settings_for_every_reward_fit_it(name):
-    known = presets.every()[name]["rewards"] or {}
-    assert set(known) <= set(rewards.names()) and set(presets.every()[name]["agents"]) <= set(agents.TABLE)
+    known = presets.all_presets()[name]["rewards"] or {}
+    assert set(known) <= set(rewards.names()) and set(presets.all_presets()[name]["agents"]) <= set(agents.TABLE)
     for reward in known:
         compose(["env=lodestar/CartPoleUpright-v0", f"reward={reward}", f"preset={name}"])
 

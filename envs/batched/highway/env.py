@@ -486,7 +486,7 @@ class Traffic:
         state["timer"] += self._dt
         state["lane"][...] = closest_lane(y, self.lanes)
 
-    def _near(self, x: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    def _near_pairs(self, x: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
         """Pairs of cars that collide if they meet, within `reach` metres along the road, in the original's order."""
         if not self._all_collide:
             road, other = np.nonzero(np.abs(x[:, 1:] - x[:, :1]) <= reach)
@@ -513,7 +513,7 @@ class Traffic:
         y = state["y"].ravel()
         heading = state["heading"].ravel()
         speed = state["speed"].ravel()
-        one, other = self._near(state["x"], _DIAGONAL + np.abs(speed).max() * self._dt)
+        one, other = self._near_pairs(state["x"], _DIAGONAL + np.abs(speed).max() * self._dt)
         dx = x[one] - x[other]
         dy = y[one] - y[other]
         near = np.hypot(dx, dy) <= _DIAGONAL + speed[one] * self._dt

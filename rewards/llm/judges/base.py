@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from envs.transitions import Transitions
 from lodestar.settings import Settings
-from lodestar.tables import nearest
+from lodestar.tables import suggest_names
 
 JUDGES: dict[str, dict[str, str]] = {
     "texts": {
@@ -203,13 +203,13 @@ def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge
     table = JUDGES[kind]
     noun = NOUNS.get(kind, "judge")
     if name not in table:
-        raise ValueError(f"there is no {noun} {name!r}; {nearest(name, list(table))}")
+        raise ValueError(f"there is no {noun} {name!r}; {suggest_names(name, list(table))}")
     judge: type[Judge] = resolve_name(table[name])
     parameters = inspect.signature(judge).parameters
     own_options = [key for key in parameters if key not in OPTIONS_OF_ALL]
     for key in options:
         if key not in own_options and key not in OPTIONS_OF_ALL:
-            raise ValueError(f"the {noun} {name} has no option {key!r}; {nearest(key, own_options)}")
+            raise ValueError(f"the {noun} {name} has no option {key!r}; {suggest_names(key, own_options)}")
     for key in own_options:
         if key not in options and parameters[key].default is inspect.Parameter.empty:
             syntax = OPTION_SYNTAX.get(kind, "judge_options={{{}: ...}}, or judge.{}=... of a command")

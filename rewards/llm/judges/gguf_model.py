@@ -27,7 +27,7 @@ from rewards.llm.judges.base import Answers, make_judge
 from rewards.llm.judges.cores import claim_core, is_core_free, usable_cores
 from rewards.llm.judges.gguf import read_model, small_model
 from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
-from rewards.llm.judges.served import gather
+from rewards.llm.judges.served import gather_answers
 
 PACKAGE = "xllamacpp"
 # A conversation with its examples and a long caption fits.
@@ -88,7 +88,7 @@ class LocalModel(ScoredJudge):
             self._load()
         except JudgeError as error:
             return Answers.failures(len(texts), str(error))
-        return gather(self._score, texts, 1)
+        return gather_answers(self._score, texts, 1)
 
     def reach(self) -> str:
         """Loads nothing."""

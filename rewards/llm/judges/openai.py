@@ -29,7 +29,7 @@ from rewards.llm.client import JudgeError, Reply, RetryError, answer_form
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
-from rewards.llm.judges.served import ServedJudge, gather
+from rewards.llm.judges.served import ServedJudge, gather_answers
 from rewards.llm.store import MAX_REASON_CHARACTERS
 
 # Of the schemas of labels and comparisons: answers of another version are not reused.
@@ -48,7 +48,7 @@ class ServerJudge(ServedJudge, TextJudge):
 
     def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
         """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
-        return gather(one, asked, self.concurrency)
+        return gather_answers(one, asked, self.concurrency)
 
 
 @dataclass(eq=False)

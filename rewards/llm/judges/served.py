@@ -93,7 +93,7 @@ class _Answer(NamedTuple):
     words: str
 
 
-def gather(one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any], concurrency: int) -> Answers:
+def gather_answers(one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any], concurrency: int) -> Answers:
     """The answers to B questions, so many at a time; `one` returns value and words of each, or raises JudgeError."""
 
     def ask_one(question: Any) -> _Answer:

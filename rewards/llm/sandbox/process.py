@@ -281,7 +281,7 @@ def _end_process(process: subprocess.Popen, channel: socket.socket, folder: str)
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
+def refuse_unreadable() -> Iterator[None]:
     """Turns what fails about code that is no Python into a sentence; also a decorator."""
     try:
         yield
@@ -291,7 +291,7 @@ def readable() -> Iterator[None]:
         raise SandboxError(f"the code is no Python: {type(error).__name__}: {str(error)[:200]}") from None
 
 
-@readable()
+@refuse_unreadable()
 def check(source: str) -> str:
     """What may be run of code that defines `factors(obs, action)`, without NumPy's import and annotations.
 

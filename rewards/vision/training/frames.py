@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def _gain(frames: Tensor, generator: torch.Generator) -> Tensor:
+def _vary_colours(frames: Tensor, generator: torch.Generator) -> Tensor:
     n = len(frames)
     gain = 1 + 0.3 * (2 * torch.rand(n, 3, 1, 1, generator=generator) - 1)
     shift = 0.2 * (2 * torch.rand(n, 1, 1, 1, generator=generator) - 1)
@@ -13,7 +13,7 @@ def _gain(frames: Tensor, generator: torch.Generator) -> Tensor:
     return (frames - 0.5) * contrast * gain + 0.5 + shift
 
 
-def _grey(frames: Tensor) -> Tensor:
+def _to_grey(frames: Tensor) -> Tensor:
     return frames.mean(1, keepdim=True).expand(-1, 3, -1, -1)
 
 
@@ -44,8 +44,8 @@ def augment(frames: Tensor, generator: torch.Generator, recolour: bool = True) -
     columns = dx[:, None] + torch.arange(w)
     frames = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
     if recolour:
-        frames = torch.where(some(0.4), _gain(frames, generator), frames)
-        frames = torch.where(some(0.1), _grey(frames), frames)
+        frames = torch.where(some(0.4), _vary_colours(frames, generator), frames)
+        frames = torch.where(some(0.1), _to_grey(frames), frames)
         frames = torch.where(some(0.1), frames[:, torch.randperm(3, generator=generator)], frames)
         frames = torch.where(some(0.1), 1 - frames, frames)
     noisy = frames + 0.08 * torch.randn(frames.shape, generator=generator) * torch.rand(n, 1, 1, 1, generator=generator)
