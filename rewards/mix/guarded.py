@@ -83,8 +83,11 @@ def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _all_finite(optimizers: list[Any]) -> bool:
-    parameters = [parameter for optimizer in optimizers for parameter in _weights(optimizer)]
-    return all(is_finite(parameter.detach()) for parameter in parameters)
+    for optimizer in optimizers:
+        for parameter in _weights(optimizer):
+            if not is_finite(parameter.detach()):
+                return False
+    return True
 
 
 def optimizers_of(reward: Reward) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter
 
 from agents.base import BaseAgent
+from lodestar.mappings import take_rows
 from rewards.adapters.sb3 import RewardCallback
 from runners.audit.page import finish
 from runners.audit.recorder import AuditedStep, Recorder
@@ -95,7 +96,7 @@ class Audit(BaseCallback):
             self.recorder.add(AuditedStep(reward, None, ended, {}, valid, updated))
             return True
         steps = self._steps()
-        task = np.array([self.reader.task(step) for step in steps])
+        task = np.array(list(map(self.reader.task, steps)))
         streams = {}
         if self.reader.streams is None:
             streams = driver_parts(self._drivers, len(ended))
@@ -150,5 +151,5 @@ def _relabels(model: Any) -> bool:
 
 def _row_of(obs: Any, row: int) -> Any:
     if isinstance(obs, dict):
-        return {name: part[row] for name, part in obs.items()}
+        return take_rows(obs, row)
     return obs[row]

@@ -104,9 +104,12 @@ class Recorder:
         values = stream_metrics(self._since_row)
         self._since_row = []
         if len(self._window) >= MIN_WINDOW_EPISODES:
+            learned = []
+            for episode in self._window:
+                if episode.learned is not None:
+                    learned.append(episode.learned)
             values[TASK_RETURN] = float(np.mean([episode.task for episode in self._window]))
             values["rollout/ep_len_mean"] = float(np.mean([episode.length for episode in self._window]))
-            learned = [episode.learned for episode in self._window if episode.learned is not None]
             if learned:
                 values[LEARNED_RETURN] = float(np.mean(learned))
         for writer in self.writers:
@@ -127,9 +130,16 @@ class Recorder:
 
 def stream_metrics(steps: list[AuditedStep]) -> dict[str, Any]:
     """Mean, share of the absolute reward and correlation with the task, by tag, of each stream over these steps."""
-    valid = np.concatenate([step.valid for step in steps])
-    total = np.concatenate([step.task if step.reward is None else step.reward for step in steps])[valid]
-    task = np.concatenate([step.task for step in steps])[valid]
+    valids = []
+    totals = []
+    tasks = []
+    for step in steps:
+        valids.append(step.valid)
+        totals.append(step.task if step.reward is None else step.reward)
+        tasks.append(step.task)
+    valid = np.concatenate(valids)
+    total = np.concatenate(totals)[valid]
+    task = np.concatenate(tasks)[valid]
     metrics: dict[str, Any] = {"reward/total": float(total.mean()) if len(total) else 0.0}
     parts = {}
     for name in steps[0].streams:

@@ -3,6 +3,7 @@
 A `Source` is either the name of a number in the info, or a function `(obs, action, next_obs, info) -> number`.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -100,8 +101,11 @@ def _read(source: Source, step: OneStep) -> float:
 def table_of(rows: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
     """Streams of N environments, (N,) each, from one mapping an environment; 0 where one lacks a stream."""
     listed = list(rows)
-    names = dict.fromkeys(name for row in listed for name in row)
-    return {name: np.array([row.get(name, 0.0) for row in listed]) for name in names}
+    table: dict[str, np.ndarray] = {}
+    for name in itertools.chain.from_iterable(listed):
+        if name not in table:
+            table[name] = np.array([row.get(name, 0.0) for row in listed])
+    return table
 
 
 def drivers_of(env: Any) -> list[Driver]:
@@ -124,5 +128,7 @@ def driver_parts(drivers: list[Driver], n: int) -> dict[str, np.ndarray]:
     """The weighted and scaled streams of the last step, (N,) each; none where not all environments are known."""
     if sum(driver.n for driver in drivers) != n or not all(driver.parts for driver in drivers):
         return {}
-    names = drivers[0].parts
-    return {name: np.concatenate([np.atleast_1d(driver.parts[name]) for driver in drivers]) for name in names}
+    parts = {}
+    for name in drivers[0].parts:
+        parts[name] = np.concatenate([np.atleast_1d(driver.parts[name]) for driver in drivers])
+    return parts

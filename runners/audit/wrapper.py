@@ -118,7 +118,7 @@ class AuditVectorWrapper(VectorWrapper):
         if self.reader.streams is None:
             streams = driver_parts(self._drivers, self.num_envs)
         if not streams:
-            streams = table_of(self.reader.parts(step) for step in steps)
+            streams = table_of(map(self.reader.parts, steps))
         task = np.zeros(self.num_envs)
         for row in np.flatnonzero(valid):
             task[row] = self.reader.task(steps[row])
