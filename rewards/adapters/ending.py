@@ -1,6 +1,6 @@
 """Rewards that end episodes: the environment terminates where one of them, with `ends` among its options, is above 0.
 
-    env = ending(env, mix)          around one environment; as it is if no reward of the mix ends anything
+    env = add_endings(env, mix)        around one environment; as it is if no reward of the mix ends anything
 
 The environment's own statistics are as if the episode had been cut there, so success stays its own.
 Limits: each environment asks its reward alone, at every step, so it has to be in this process.
