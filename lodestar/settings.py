@@ -275,7 +275,7 @@ def settings_of(config: type) -> Iterator[tuple[str, Any, Setting]]:
         >>> @dataclass
         ... class Options(Settings):
         ...     size: int = setting(4, "rows", ">= 1")
-        >>> [(name, default, declared.help, declared.range) for name, default, declared in described(Options)]
+        >>> [(name, default, declared.help, declared.range) for name, default, declared in settings_of(Options)]
         [('size', 4, 'rows', 'at least 1')]
     """
     declared = declarations(config)

@@ -8,7 +8,7 @@ import pytest
 SHOWN = {
     "lodestar": ("load", "make_reward", "wrap"),
     "envs.make": ("make", "make_vec", "options"),
-    "lodestar.settings": ("setting", "read_range", "described", "Schedule"),
+    "lodestar.settings": ("setting", "read_range", "settings_of", "Schedule"),
     "rewards": ("make",),
     "rewards.base": ("Reward",),
     "rewards.check": ("check_reward",),
