@@ -16,7 +16,7 @@ from runners.evaluation.play import play, policy
 
 ENV = "lodestar/NetHackScore-v0"
 AGENT = ROOT / "assets" / "agents" / "nethack-score"
-GAMES = 50
+GAMES = 20
 MAX_STEPS = 10**7
 
 
@@ -24,7 +24,7 @@ def run(folder: Path) -> dict[str, float]:
     """Mean progression and deepest level over GAMES games of either."""
     del folder
     trained = ld.load(AGENT)
-    act = policy(trained.policy.model, trained.config, seed=0)
+    act = policy(trained.policy, trained.config, seed=0)
     figures = {}
     for suffix, chooses in (("", act), ("_random", None)):
         metrics = play(ENV, chooses, GAMES, max_steps=MAX_STEPS).metrics
