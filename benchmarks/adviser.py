@@ -187,9 +187,9 @@ class Advised(Subgoals):
         after["steps"] = steps
         value = np.where(reached, 1 - 0.9 * steps / self.config.within, 0).astype(np.float32)
         over = active & (reached | (steps >= self.config.within))
-        outcomes = [(_text_told(memory, row), float(reached[row])) for row in np.flatnonzero(over)]
+        outcomes = [(_text_told(memory, row), float(reached[row])) for row in np.flatnonzero(over).tolist()]
         for row in np.flatnonzero(reached):
-            after["reached"][row, _cell(advice[row], batch.signals[row])] = True
+            after["reached"][row, _cell(advice[row], np.asarray(batch.signals)[row])] = True
         after["agent"] = np.where(valid[:, None], agent_and_side(batch.signals), memory["agent"])
         idle = valid & (over | (advice[:, 0] == 0))
         if idle.any():
@@ -198,7 +198,7 @@ class Advised(Subgoals):
 
     def _advise(self, memory: Memory, signals: Array, mask: np.ndarray) -> None:
         """Write new advice for the environments of `mask` into the memory, another one than before if there is any."""
-        for row in np.flatnonzero(mask):
+        for row in np.flatnonzero(mask).tolist():
             found = self._choices(memory, signals, row)
             memory["steps"][row] = 0
             memory["plan"][row, 0] = 0

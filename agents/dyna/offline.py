@@ -40,7 +40,8 @@ class OfflineDyna(Dyna):
         """An agent whose replay holds the recording, with the rewards of `signal` where there is one."""
         if signal is not None:
             data = data.replace(reward=np.asarray(signal, np.float32))
-        return cls(RecordedEnvs(*spaces, data), config, **place)
+        observation_space, action_space = spaces
+        return cls(RecordedEnvs(observation_space, action_space, data), config, **place)
 
     def _set_up(self) -> None:
         if self.config.model == "true":

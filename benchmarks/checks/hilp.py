@@ -191,7 +191,7 @@ def ways(start: tuple[int, int]) -> dict[tuple[int, int], int]:
 class ToGoals(HILP):
     """Goal-conditioned IQL: what stands beside the observation is a goal, and a step is -1 until it is near."""
 
-    def learn(self, steps: int) -> dict[str, float]:
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         assert self._rows is not None
         width = self.encoding.obs_size
         for index in self._draw(steps):

@@ -138,8 +138,8 @@ def play(env: Any, encoding: Any, steps: int, rng: np.random.Generator) -> Recor
             obs, _ = env.reset()
             action = None
             step = 0
-    columns = [torch.as_tensor(np.array(column)) for column in zip(*rows)]
-    return Record(*(column.float() for column in columns[:3]), columns[3])
+    observed, action_taken, reached, steps_of_episode = (torch.as_tensor(np.array(column)) for column in zip(*rows))
+    return Record(observed.float(), action_taken.float(), reached.float(), steps_of_episode)
 
 
 @torch.no_grad()

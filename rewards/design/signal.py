@@ -61,9 +61,9 @@ class Signal(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         config = self.config
-        numbers = batch.next_obs if config.of == "obs" else batch.signals
-        self._refuse_beyond(np.shape(numbers)[-1])
-        value = np.asarray(numbers)[..., config.column].astype(np.float32)
+        numbers = np.asarray(batch.next_obs if config.of == "obs" else batch.signals)
+        self._refuse_beyond(numbers.shape[-1])
+        value = numbers[..., config.column].astype(np.float32)
         if config.above is not None:
             return (value > config.above).astype(np.float32)
         if config.below is not None:

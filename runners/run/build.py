@@ -122,16 +122,18 @@ def build(
     return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
 
 
-def rated_recording(config: TrainConfig, mix: Mix, data: Transitions | None, *spaces: Space) -> RecordedEnvs:
+def rated_recording(
+    config: TrainConfig, mix: Mix, data: Transitions | None, observation_space: Space, action_space: Space
+) -> RecordedEnvs:
     """The recording with what the mix makes of it as rewards; without data for an agent that only acts."""
     if data is None:
-        return RecordedEnvs(*spaces)
+        return RecordedEnvs(observation_space, action_space)
     from rewards.adapters.recorded import rate
 
     rating, metrics = rate(mix, data, config.passes)
     # Nothing else is read of the frames and texts.
     unread = dict.fromkeys(("frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"))
-    recorded = RecordedEnvs(*spaces, data.replace(reward=rating, extras={}, **unread))
+    recorded = RecordedEnvs(observation_space, action_space, data.replace(reward=rating, extras={}, **unread))
     recorded.metrics = metrics
     return recorded
 
