@@ -51,6 +51,11 @@ def find_folder(model: str, weights: str) -> Path | None:
         folder = Path(model)
     else:
         folder = MODELS.get(model)
+        if folder is not None and weights not in ("", UNTRAINED) and not os.path.isfile(weights):
+            raise ValueError(
+                f"reward.clip.weights={weights!r} is no file, and {model} has only those that ship; "
+                "name the model that they belong to as well, such as reward.clip.model=ViT-B-32"
+            )
     if folder is None or (folder / CONFIG_FILE).is_file():
         return folder
     if folder == MODELS.get(model):

@@ -41,7 +41,7 @@ class Row:
     figure: str
     task: str
     arm: str
-    learned_and_task_returns: str
+    against: str
     value: float
     low: float
     high: float

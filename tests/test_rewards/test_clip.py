@@ -187,6 +187,7 @@ def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
         ({"alpha": 0.5, "baseline": "Wagen über Schiene"}, "reward.clip.baseline has 'ü'"),
         ({"model": "ViT-B-23", "weights": "untrained"}, "no CLIP called 'ViT-B-23'; did you mean 'ViT-B-32'"),
         ({"model": "ViT-B-32"}, "reward.clip.model='ViT-B-32' needs reward.clip.weights"),
+        ({"weights": "openai"}, "reward.clip.weights='openai' is no file, and lodestar has only those that ship"),
     ],
 )
 def test_bad_settings_are_refused_with_one_sentence(options, sentence):
