@@ -22,7 +22,7 @@ train: $(CORE)
 	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PY) -m tests $(TESTS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
@@ -50,7 +50,7 @@ newcomer:
 # The fast tests of a plain install, without the extras, one of which keeps the newest Gymnasium away; TESTS= for some.
 newest: $(STAMP)
 	$(call apart,'.[test]')
-	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m tests $(TESTS)
+	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # Other libraries' checkers, wrappers and collectors around our environments.
 interop: $(STAMP)

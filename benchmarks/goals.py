@@ -215,6 +215,6 @@ class Advised(Synthesis):
 
     Config = AdvisedConfig
 
-    def _advised(self, batch: Transitions) -> np.ndarray:
+    def _advised_share(self, batch: Transitions) -> np.ndarray:
         assert batch.signals is not None
         return np.clip(read(batch.signals).gap / 50, 0, 1).astype(np.float32)

@@ -144,9 +144,7 @@ class RewardConfig(Settings):
         ">= 0",
     )
     limit_per: str = setting("step", "what the mean is taken over", "step | episode")
-    limit_rate: float = setting(
-        0.1, "of a limit's multiplier, for each update; 0: it stays at limit_start", "[0, 1]", tune=(0.01, 0.5, "log")
-    )
+    limit_rate: float = setting(0.1, "of a limit's multiplier, for each update; 0: it stays at limit_start", "[0, 1]")
     limit_start: float = setting(0.0, "multiplier of a limit at first", ">= 0")
 
     @property

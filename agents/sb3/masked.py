@@ -29,7 +29,7 @@ def _batch_tensors(policy: Any, obs: Obs) -> tuple[Any, int]:
 class MaskedDQN(DQN):
     """DQN with a relabelling replay; `masked`: whether the environments mask actions, as their first reset says."""
 
-    mask_outputs = False
+    masked = False
     # Bool (N, n), of the observations to act on next.
     _mask: np.ndarray | None = None
 
@@ -114,7 +114,7 @@ class MaskedDQN(DQN):
 class MaskedPPO(MaskablePPO):
     """sb3-contrib's MaskablePPO, which refuses to act without a mask."""
 
-    mask_outputs = True
+    masked = True
 
     def predict(  # type: ignore[override]
         self,

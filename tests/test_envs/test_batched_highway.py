@@ -221,9 +221,9 @@ def test_a_lane_is_safe_if_who_follows_brakes_as_hard_as_may_be_imposed_and_no_h
 
 
 def test_pairs_that_may_collide_come_in_the_order_of_their_cars():
-    one, other = Traffic(1, 4, 2, 0.2, True)._near(np.array([[3.0, 1.0, 0.0, 9.0]]), 6.5)
+    one, other = Traffic(1, 4, 2, 0.2, True)._near_pairs(np.array([[3.0, 1.0, 0.0, 9.0]]), 6.5)
     assert list(zip(one.tolist(), other.tolist())) == [(0, 1), (0, 2), (0, 3), (1, 2)]
-    one, other = Traffic(1, 4, 2, 0.2, True)._near(np.array([[3.0, 1.0, 0.0, 2.0]]), 6.5)
+    one, other = Traffic(1, 4, 2, 0.2, True)._near_pairs(np.array([[3.0, 1.0, 0.0, 2.0]]), 6.5)
     assert list(zip(one.tolist(), other.tolist())) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
