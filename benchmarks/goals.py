@@ -204,16 +204,16 @@ class Hint(Written):
 
 
 @dataclass
-class AdvisedConfig(SynthesisConfig):
+class GapAdvisedConfig(SynthesisConfig):
     """No picture."""
 
     semantics: str = "constant"
 
 
-class Advised(Synthesis):
+class GapAdvised(Synthesis):
     """Synthesis whose advice is the true gap to the car ahead: full speed from 50 m on, none at a bumper."""
 
-    Config = AdvisedConfig
+    Config = GapAdvisedConfig
 
     def _advised_share(self, batch: Transitions) -> np.ndarray:
         assert batch.signals is not None

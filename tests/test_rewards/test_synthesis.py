@@ -6,7 +6,7 @@ import pytest
 from rollouts import blank
 
 import rewards
-from benchmarks.goals import Advised, AdvisedConfig
+from benchmarks.goals import GapAdvised, GapAdvisedConfig
 from envs.driving.vehicle import VEHICLE
 from rewards.base import Scored
 from rewards.check import check_reward
@@ -81,7 +81,7 @@ def test_danger_lowers_the_speed_of_the_highest_reward():
 
 
 def test_the_oracle_of_the_study_driving_advises_by_the_true_gap():
-    reward = Advised(AdvisedConfig(history=0, target_speed=30), *SPACES)
+    reward = GapAdvised(GapAdvisedConfig(history=0, target_speed=30), *SPACES)
     rewarded = reward.score(batch_of(car(speed=15, gap=25), car(speed=15, gap=80), car(speed=6, gap=0)))
     assert rewarded.tolist() == pytest.approx([1, 0.5, 0.8])  # |15 - 15|, |15 - 30| and |6 - 0| of 30
 
