@@ -15,7 +15,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import yaml
@@ -56,8 +55,6 @@ LAYOUT = {
         "frames a second": ["Multiline", ["^time/fps$"]],
     },
 }
-# The same as cards that TensorBoard pins above all others, if its address says so.
-PINNED_TAGS = (TASK_RETURN, LEARNED_RETURN, "rollout/success_rate", "reward/alarm")
 
 
 def begin(folder: Path, config: TrainConfig, step: int) -> None:
@@ -79,10 +76,9 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
 
 
 def command_line(logdir: str) -> str:
-    """What starts TensorBoard, and the address that shows the most useful cards first."""
-    pinned = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED_TAGS], separators=(",", ":"))
+    """What starts TensorBoard, and where it is shown."""
     start = f"{sys.executable} -m tensorboard.main --logdir {shlex.quote(logdir)}"
-    return f"{start}\n{'':13}then open http://localhost:6006/?pinnedCards={quote(pinned)}#timeseries"
+    return f"{start}\n{'':13}then open http://localhost:6006"
 
 
 def link_runs(folder: Path, runs: Mapping[str, Path]) -> Path:

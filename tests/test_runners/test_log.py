@@ -1,8 +1,6 @@
 import io
-import json
 import resource
 import time
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -154,10 +152,3 @@ def test_links_to_logs_are_made_once_and_only_where_there_is_a_log(tmp_path):
         place = tensorboard.link_runs(tmp_path / "tensorboard", runs)
     assert [path.name for path in place.iterdir()] == ["a s0"]
     assert (place / "a s0" / "events").exists()
-
-
-def test_the_first_cards_are_tags_that_runs_write():
-    text = tensorboard.command_line("a folder")
-    assert text.splitlines()[0].endswith("-m tensorboard.main --logdir 'a folder'")
-    pinned = json.loads(unquote(text.partition("pinnedCards=")[2].removesuffix("#timeseries")))
-    assert {card["tag"] for card in pinned} <= set(TAGS)

@@ -71,7 +71,7 @@ def test_a_run_says_what_it_does_and_ends_with_the_tasks_truth(finished):
     assert f"video:       {folder / 'video.mp4'}" in lines
     assert f"curve:       {folder / 'curve.png'}" in lines
     assert lines[-2].endswith(f"-m tensorboard.main --logdir {folder}")
-    assert "open http://localhost:6006/?pinnedCards=" in lines[-1]
+    assert lines[-1].endswith("then open http://localhost:6006")
 
 
 def test_a_run_leaves_everything_in_its_folder(finished):
