@@ -4,6 +4,7 @@ tested is everything around its answers.
 
 import functools
 import json
+import os
 import time
 
 import numpy as np
@@ -125,7 +126,9 @@ def test_a_server_and_the_model_in_this_process_score_captions_alike(server, wei
     local = make_judge("local", model=str(weights), family="minigrid")
     labels = served.label(captions)
     scores = [judge.scores(captions).value for judge in (served, local)]
-    np.testing.assert_allclose(scores[0], scores[1], atol=0.05)
+    # The server evaluates a prompt in other pieces, which changes the last digits of 4-bit weights' products.
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.15)
+    np.testing.assert_array_equal(np.argsort(scores[0]), np.argsort(scores[1]))
     assert not labels.failed.any() and labels.tokens > 500 and served._asks_token
     first, second = captions[0], captions[np.argmin(scores[1])]
     in_order = local.compare([first], [second]).value
@@ -137,8 +140,12 @@ def test_a_server_and_the_model_in_this_process_score_captions_alike(server, wei
 
 @pytest.mark.parametrize("ask", ["beside", "at_once"])
 def test_a_run_is_judged_by_the_model_in_a_file(weights, tmp_path, capsys, ask):
+    if ask == "beside" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("beside training the model needs a core of its own")
     oni = ["reward.oni.judge=local", f"reward.oni.judge_options={{model: {weights}, share: true}}"]
-    settings = [*DOOR, *oni, f"reward.oni.ask={ask}", "total_timesteps=20000"]
+    # Training makes thousands of steps a second, and the model takes some seconds to load.
+    steps = {"beside": 100_000, "at_once": 20_000}[ask]
+    settings = [*DOOR, *oni, f"reward.oni.ask={ask}", f"total_timesteps={steps}"]
     assert main([*settings, f"run_dir={tmp_path / 'run'}"]) == 0
     use = json.loads((tmp_path / "run" / "result.json").read_text())["this run"]["judges"]["oni"]
     assert use["answered"] > 5 and use["labels"] > 2 and use["failure"] == ""
