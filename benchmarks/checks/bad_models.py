@@ -148,6 +148,8 @@ def try_case(case: Case, run_folder: Path) -> dict[str, Any]:
             code = int(exit_.code or 0)
     lines = [line for line in said.getvalue().splitlines() if line.strip()]
     sentence = lines[-1] if lines else ""
+    # Where this Python stands is nobody else's.
+    sentence = sentence.replace(sys.prefix, ".venv")
     began = (run_folder / "metrics.csv").exists()
     shutil.rmtree(run_folder, ignore_errors=True)
     named = code == 2 and len(lines) == 1 and case.words in sentence and not began
