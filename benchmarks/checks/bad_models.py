@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 import tempfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
