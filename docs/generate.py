@@ -160,9 +160,9 @@ def trained_page(path: Path) -> tuple[str, str]:
     words = card.partition("\n")[0].removeprefix("# ")
     # A mean can lie outside the interval of an IQM: each stands beside its own kind.
     line = f"{words}: task return, IQM {ours['task_return_iqm']:.2f} ({low:.2f} to {high:.2f})"
-    film = f"![Its play](../../pictures/trained/{path.parent.name}.gif)"
+    clip = f"![Its play](../../pictures/trained/{path.parent.name}.gif)"
     title, _, rest = card.partition("\n")
-    return f"{line}; a random policy's {scores['random']['task_return_iqm']:.2f}", f"{title}\n\n{film}\n{rest}"
+    return f"{line}; a random policy's {scores['random']['task_return_iqm']:.2f}", f"{title}\n\n{clip}\n{rest}"
 
 
 def trained_index(names: list[str]) -> str:

@@ -149,7 +149,7 @@ def try_case(case: Case, run_folder: Path) -> dict[str, Any]:
             code = int(exit_.code or 0)
     lines = [line for line in said.getvalue().splitlines() if line.strip()]
     sentence = lines[-1] if lines else ""
-    # Where this Python stands is nobody else's.
+    # The folder of this Python says nothing about the sentence.
     sentence = sentence.replace(sys.prefix, ".venv")
     began = (run_folder / "metrics.csv").exists()
     shutil.rmtree(run_folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """What an evaluated policy costs: the means that limits are about, counted around one environment.
 
-env = metered(env, mix)         as it is where no stream of the mix has a limit
+env = meter_costs(env, mix)     as it is where no stream of the mix has a limit
 env.means()                     by the name of the stream: its mean cost so far
 """
 
@@ -14,14 +14,16 @@ from rewards.adapters.driver import EpisodeTracker, TrackedEnv
 from rewards.mix.mix import Mix, Stream
 
 
-def limited(mix: Mix) -> dict[str, Stream]:
+def limited_streams(mix: Mix) -> dict[str, Stream]:
     """The streams of a mix that have a limit, by name."""
     return {name: mix.streams[name] for name in mix.limits}
 
 
 def cost_modalities(mix: Mix) -> Options:
     """What they read beside observations, as arguments of `envs.make.make`."""
-    fields = frozenset().union(*(stream.requires for stream in limited(mix).values()))
+    fields: set[str] = set()
+    for stream in limited_streams(mix).values():
+        fields |= stream.requires
     options: Options = {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
     if "frame" in fields:
         options["frame_size"] = mix.frame_size
@@ -34,7 +36,8 @@ class Costs(TrackedEnv):
     kept = "costs"
 
     def __init__(self, env: gym.Env, mix: Mix) -> None:
-        super().__init__(env, mix, EpisodeTracker(limited(mix), 1, mix.frame_size))
+        self.streams = limited_streams(mix)
+        super().__init__(env, mix, EpisodeTracker(self.streams, 1, mix.frame_size))
         self.mix = mix
         self.sums = dict.fromkeys(mix.limits, 0.0)
         self.counts = {"step": 0, "episode": 0}
@@ -42,7 +45,7 @@ class Costs(TrackedEnv):
     def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
         batch = self.mix.embed(batch)
         memory = self.tracker.memory
-        for name, stream in limited(self.mix).items():
+        for name, stream in self.streams.items():
             scores, after = stream.score(batch, memory.get(name))
             if name in memory:
                 memory[name] = after
@@ -59,7 +62,7 @@ class Costs(TrackedEnv):
         return means
 
 
-def metered(env: gym.Env, mix: Mix | None) -> gym.Env:
+def meter_costs(env: gym.Env, mix: Mix | None) -> gym.Env:
     """The environment, whose costs are counted; itself without a limit."""
     if mix is None or not mix.limits:
         return env

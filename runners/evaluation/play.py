@@ -100,7 +100,7 @@ def play(
     steps, and none is longer. The ground truth of `goal` is checked after every step; `mix` has the policy's rewards,
     some of which add to its observations; `costs` is the mix whose limits are measured, by default the same.
     """
-    from rewards.adapters.costs import Costs, cost_modalities, metered
+    from rewards.adapters.costs import Costs, cost_modalities, meter_costs
     from rewards.adapters.guided import add_guides, guide_modalities
 
     scores = Scores()
@@ -115,7 +115,7 @@ def play(
     env = make(env_id, max_episode_steps=max_episode_steps, **settings)
     if mix is not None:
         env = add_guides(env, mix)
-    env = metered(env, costs)
+    env = meter_costs(env, costs)
     family = family_of(env.spec)
     if env.spec is not None:
         scores.possible = family.returns(env.spec)

@@ -11,7 +11,7 @@ import rewards
 from agents.dyna.agent import Dyna, DynaConfig
 from agents.ppo.agent import PPO, PPOConfig
 from envs.make import make_vec
-from rewards.adapters.costs import metered
+from rewards.adapters.costs import meter_costs
 from rewards.adapters.gym import RewardWrapper
 from rewards.base import RewardConfig
 from rewards.design.signal import SignalConfig
@@ -203,14 +203,14 @@ class Walk(gym.Env):
 @pytest.mark.parametrize(("per", "mean"), [("step", 0.75), ("episode", 3.0)])
 def test_an_evaluation_measures_the_mean_cost(per, mean):
     mix = limited((Walk.observation_space, Walk.action_space), limit_per=per)
-    env = metered(Walk(), mix)
+    env = meter_costs(Walk(), mix)
     for _ in range(2):
         env.reset()
         for _ in range(4):
             env.step(0)
     assert env.means() == {"signal": mean}
     plain = Walk()
-    assert metered(plain, rewards.make(["task"], plain.observation_space, plain.action_space)) is plain
+    assert meter_costs(plain, rewards.make(["task"], plain.observation_space, plain.action_space)) is plain
 
 
 def test_a_wrapper_gives_the_reward_less_the_cost():
