@@ -57,6 +57,8 @@ from lodestar.state import Stateful, restore, state_of
 MIN_DEVIATION = 1e-8
 # The discount of a reward outside of a mix, where no learner gives its own.
 DEFAULT_DISCOUNT = 0.99
+# Instead of a discount: values are relative to the mean reward a step.
+AVERAGE = "average"
 # The least share of the mean's size that a stream's rewards are divided by.
 MIN_SPREAD_SHARE = 0.1
 Answer = TypeVar("Answer")
@@ -130,7 +132,12 @@ class RewardConfig(Settings):
         " soft_min, a sum weighted by softmax(-reward / 0.1) over the episode's part of a rollout (PPO)",
         "sum | min | soft_min",
     )
-    gamma: float | None = setting(None, "discount of this stream; null takes the learner's", "(0, 1]")
+    gamma: float | str | None = setting(
+        None,
+        "discount of this stream; null takes the learner's; average has none: values are relative to the mean reward a"
+        " step, for tasks that never end (PPO, episodic=false)",
+        "(0, 1]",
+    )
     episodic: bool | None = setting(
         True,
         "whether its return ends with the episode; false gives it a value across resets; null: false for a bonus"
@@ -158,6 +165,16 @@ class RewardConfig(Settings):
     @property
     def prefix(self) -> str:
         return f"reward.{self.name}." if self.name != "reward" else "reward."
+
+    def discount_or(self, default: float) -> float:
+        """The stream's discount, 1 where its values are relative to its mean reward; a ValueError for other words."""
+        if self.gamma is None:
+            return default
+        if self.gamma == AVERAGE:
+            return 1.0
+        if isinstance(self.gamma, str):
+            raise ValueError(f"{self.prefix}gamma={self.gamma!r} is no discount; give a number in (0, 1], or average")
+        return float(self.gamma)
 
 
 class Reward(ABC):
@@ -208,7 +225,7 @@ class Reward(ABC):
         self.action_space = action_space
         self.seed = seed
         self.device = device
-        self.discount = DEFAULT_DISCOUNT if config.gamma is None else float(config.gamma)
+        self.discount = config.discount_or(DEFAULT_DISCOUNT)
         self.build()
 
     def use_discount(self, discount: float) -> None:

@@ -179,6 +179,16 @@ class Extension(NamedTuple):
     is_on: Callable[[Any, Mapping[str, Any]], bool]
 
 
+def has_average(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether the values of a stream are relative to its mean reward."""
+    return any(map(is_average, streams.values()))
+
+
+def is_average(stream: Any) -> bool:
+    """Whether a stream has no discount; the streams of a scorer of one's own need not say."""
+    return getattr(stream, "average", False)
+
+
 def has_credit(config: Any, streams: Mapping[str, Any]) -> bool:
     """Whether a stream's return is no sum."""
     return any(credit_of(stream) != "sum" for stream in streams.values())
@@ -227,6 +237,8 @@ def has_demonstrations(config: Any, streams: Mapping[str, Any]) -> bool:
 EXTENSIONS = (
     Extension("penalty", "reference", "agents.ppo.plugins.reference:Reference", stays_near),
     Extension("schedule", "overlap", "agents.ppo.plugins.overlap:Overlap", overlaps),
+    # It stands first, as the first estimator counts, and gives the other streams their credit.
+    Extension("estimator", "average", "agents.ppo.plugins.average:AverageEstimator", has_average),
     Extension("estimator", "credit", "agents.ppo.plugins.credit:CreditEstimator", has_credit),
     Extension("combiner", "balance", "agents.ppo.plugins.balance:Balance", balances),
     Extension("extra", "blend", "agents.ppo.plugins.blend:Blend", learns_weights),

@@ -25,7 +25,7 @@ from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
-from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of
+from rewards.base import AVERAGE, JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of
 from rewards.mix.guarded import GuardedUpdates
 from rewards.mix.limit import Limit, refuse_limit
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
@@ -112,7 +112,10 @@ class Mix:
         return sentences
 
     def only_sums(self, who: str) -> None:
-        """Refuse, for what adds up rewards, streams whose `credit` is no sum or whose weight is learned: ValueError."""
+        """Refuse, for what adds up rewards, streams that need a value of their own: a ValueError.
+
+        Those are streams whose `credit` is no sum, whose weight is learned or whose values are differential.
+        """
         for name, stream in self.streams.items():
             why = f"needs whole rollouts and a value for every stream, which {who} has not; take agent=ppo with"
             if stream.learned:
@@ -120,6 +123,8 @@ class Mix:
                 raise ValueError(f"reward.{name}.weight=learned {why} {fix}")
             if stream.credit != "sum":
                 raise ValueError(f"reward.{name}.credit={stream.credit} {why} streams=separate, or credit=sum")
+            if stream.average:
+                raise ValueError(f"reward.{name}.gamma={AVERAGE} {why} streams=separate, or give a discount")
 
     def initial_memory(self, n: int) -> Memory:
         return {name: stream.initial_memory(n) for name, stream in self.streams.items() if stream.has_memory}
@@ -393,7 +398,8 @@ class Stream(Stateful):
         config: RewardConfig = reward.config
         self.name = name
         self.reward = reward
-        self.gamma = gamma if config.gamma is None else config.gamma
+        self.gamma = config.discount_or(gamma)
+        self.average = config.gamma == AVERAGE
         reward.use_discount(self.gamma)
         # A Config may have changed since it was made.
         config.check("scale", "shape", "gamma")
@@ -426,6 +432,8 @@ class Stream(Stateful):
         if self.episodic is None:
             crosses_resets = reward.role == "bonus" and not self.has_memory and config.credit != "min"
             self.episodic = not crosses_resets
+        if self.average:
+            self._check_average()
         self.scale = make_scale(config.scale, self.gamma, self.episodic)
         self.updates = GuardedUpdates(reward)
         self.on_nan = OnNan()
@@ -444,6 +452,21 @@ class Stream(Stateful):
             raise ValueError(
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
                 "remembers the episode; use shape=none or clip"
+            )
+
+    def _check_average(self) -> None:
+        """Refuse, with a ValueError, what has no meaning for a return that neither fades nor ends."""
+        setting = f"reward.{self.name}.gamma={AVERAGE}"
+        if self.episodic:
+            raise ValueError(
+                f"{setting} compares with the mean reward of a task that never ends, and episodic=true ends its return "
+                f"with the episode; give reward.{self.name}.episodic=false, or a discount"
+            )
+        if self.credit != "sum":
+            raise ValueError(f"{setting} is of sums, and credit={self.credit} is none; give credit=sum, or a discount")
+        if self.reward.config.scale == "return":
+            raise ValueError(
+                f"{setting} leaves scale=return without a discounted return; give reward.{self.name}.scale=ema or std"
             )
 
     def _places(self) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ Source: Cheng et al. 2025 (PURE), arXiv 2504.15275. Differences: their r* is sum
 stream's; `min` itself, with bootstrapped values, is ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -34,8 +34,12 @@ class CreditEstimator:
         self.credit = credit
 
     @classmethod
+    def of_streams(cls, streams: Mapping[str, Any]) -> Self:
+        return cls([credit_of(stream) for stream in streams.values()])
+
+    @classmethod
     def for_agent(cls, agent: "PPO") -> Self:
-        return cls([credit_of(stream) for stream in agent.streams.values()])
+        return cls.of_streams(agent.streams)
 
     def __call__(
         self,

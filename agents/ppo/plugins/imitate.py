@@ -29,7 +29,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import mask_outputs
 from agents.ppo.config import PPOConfig
-from agents.ppo.extensions import credit_of
+from agents.ppo.extensions import credit_of, is_average
 from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import goals, returns
@@ -77,6 +77,8 @@ class Imitation(Extra):
         self.names = goals(scorer)
         if any(credit_of(scorer.streams[name]) != "sum" for name in self.names):
             raise ValueError("agent.imitate compares sums of rewards; leave credit=min and soft_min out")
+        if any(is_average(scorer.streams[name]) for name in self.names):
+            raise ValueError("agent.imitate compares discounted returns of episodes; leave gamma=average out")
         streams = list(scorer.streams)
         self.columns = [streams.index(name) for name in self.names]
         self.gamma = gamma[self.columns]

@@ -1,0 +1,112 @@
+"""Streams without a discount (`reward.NAME.gamma=average`): values and advantages relative to the mean reward a step.
+
+A discount below 1 is short-sighted in a task that never ends, and one near 1 gives large values, which are slow to
+learn. The average-reward criterion has neither fault: what a policy is worth is its mean reward a step, rho, and a
+state's differential value is how much more than rho a step will come after it.
+
+    delta_t = r_t - rho + V(s_{t+1}) - V(s_t)       A_t = delta_t + lambda A_{t+1}
+    V follows A_t + V(s_t) - PULL b                 rho, b: running means over rollouts of r and of V
+
+V is only known up to a constant, which would drift with every error of rho; the pull holds its mean near 0.
+
+Sources: Ma et al. 2021 (APO), "Average-Reward Reinforcement Learning with Trust Region Methods", arXiv 2106.03442;
+Zhang, Ross 2021 (ATRPO), "On-Policy Deep Reinforcement Learning for the Average-Reward Criterion", arXiv 2106.07329.
+Differences: the first rollouts count equally in the running means; the pull is part of the advantage as well, where
+minibatches take it off again with the mean. A termination is a step to the next episode's first state, at no cost of
+its own; where time ran out the episode's last value stands for what would have followed.
+Fails when: episodes are the task (their return is what counts), or rho moves faster than its mean follows.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from agents.ppo.extensions import is_average
+from agents.ppo.plugins.credit import CreditEstimator
+from agents.ppo.update import advantages
+from lodestar.state import Stateful
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+
+# What a rollout counts in the running means, once there were 1 / MEAN_RATE of them; and the pull on V's mean. Both
+# are those of the authors' code.
+MEAN_RATE = 0.1
+PULL = 0.1
+
+
+class AverageEstimator(Stateful):
+    """Differential advantages of some streams; those of the others are by their credit and discount."""
+
+    saved = ("rewards_mean", "values_mean", "rollouts")
+
+    def __init__(self, streams: Mapping[str, Any], metrics: dict[str, float]) -> None:
+        self.others = CreditEstimator.of_streams(streams)
+        self.names = []
+        self.columns = []
+        for column, (name, stream) in enumerate(streams.items()):
+            if is_average(stream):
+                self.names.append(name)
+                self.columns.append(column)
+        # The agent's metrics, which get the mean rewards.
+        self.metrics = metrics
+        self.rewards_mean = np.zeros(len(self.columns), np.float32)
+        self.values_mean = np.zeros(len(self.columns), np.float32)
+        self.rollouts = 0
+
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        agent.config.refuse_if(
+            agent.config.demos,
+            "agent.demos={demos} compares values with discounted returns of episodes; leave gamma=average out",
+        )
+        return cls(agent.streams, agent.metrics)
+
+    def __call__(
+        self,
+        rewards: np.ndarray,
+        values: np.ndarray,
+        last_values: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        valid: np.ndarray,
+        gamma: np.ndarray,
+        gae_lambda: float,
+        episodic: np.ndarray,
+    ) -> np.ndarray:
+        """As `agents.ppo.update.advantages`."""
+        ends = (terminated, truncated, valid)
+        advantage = self.others(rewards, values, last_values, *ends, gamma, gae_lambda, episodic)
+        columns = self.columns
+        rewards = rewards[..., columns]
+        values = values[..., columns]
+        if valid.any():
+            self._follow_means(rewards[valid], values[:-1][valid])
+        # Only a time limit cuts a return, which goes on with the value of the true last observation.
+        never = np.zeros_like(terminated)
+        out_of_time = truncated & ~terminated
+        every = np.ones(len(columns), bool)
+        differential = advantages(
+            rewards - self.rewards_mean,
+            values,
+            last_values[..., columns],
+            never,
+            out_of_time,
+            valid,
+            gamma[columns],
+            gae_lambda,
+            every,
+        )
+        differential -= PULL * self.values_mean * valid[..., None]
+        advantage[..., columns] = differential
+        return advantage
+
+    def _follow_means(self, rewards: np.ndarray, values: np.ndarray) -> None:
+        """Move the running means by a rollout's rows (M, K)."""
+        self.rollouts += 1
+        rate = max(MEAN_RATE, 1 / self.rollouts)
+        self.rewards_mean += np.float32(rate) * (rewards.mean(0) - self.rewards_mean)
+        self.values_mean += np.float32(rate) * (values.mean(0) - self.values_mean)
+        for name, mean in zip(self.names, self.rewards_mean):
+            self.metrics[f"train/average_reward_{name}"] = float(mean)
