@@ -1,6 +1,7 @@
 """Dicts of arrays, such as the columns of a memory: the same done with every value."""
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, TypeVar
 
 Key = TypeVar("Key")
@@ -25,4 +26,4 @@ def take_rows(columns: Mapping[Key, Any], rows: Any) -> dict[Key, Any]:
         >>> take_rows({"a": [1, 2, 3], "b": [4, 5, 6]}, slice(1))
         {'a': [1], 'b': [4]}
     """
-    return {key: column[rows] for key, column in columns.items()}
+    return map_values(itemgetter(rows), columns)

@@ -1,6 +1,6 @@
 """A table of names on the command line, each with the class behind it, which is imported only when it is used.
 
-ours            a line in the table: "rnd": "rewards.exploration.rnd:RND"
+ours            a line of table.txt: rnd rewards.exploration.rnd:RND
 installed       [project.entry-points."lodestar_rl.rewards"] far = "novelty:Far" in a package's metadata
 registered      rewards.register("far", Far) in a program
 of a file       novelty:Far, found as Python finds modules; it is called far, after its class, from then on
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
@@ -37,17 +38,16 @@ class Table(Generic[T]):
     def __init__(
         self,
         kind: str,
-        ours: dict[str, str],
+        file: Path,
         needs: tuple[str, ...],
         arguments: dict[str, tuple[str, str]] | None = None,
-        extras: dict[str, str] | None = None,
     ) -> None:
         # What errors call an entry, as in "reward".
         self.kind = kind
         # Name -> "module:Class".
-        self.ours = ours
+        self.ours: dict[str, str] = {}
         # Name -> the extra of ours without which it cannot be used.
-        self.extras = extras or {}
+        self.extras: dict[str, str] = {}
         # The attributes that a class must have.
         self.needs = needs
         # What stands before a colon -> the entry and its option that are meant.
@@ -57,6 +57,17 @@ class Table(Generic[T]):
         self.registered: dict[str, type[T]] = {}
         # Name -> the "module:Class" that a user gave.
         self.files: dict[str, str] = {}
+        self._read(file)
+
+    def _read(self, file: Path) -> None:
+        """A line of the file is a name, its "module:Class" and perhaps the extra that it needs."""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith("#"):
+                continue
+            name, source, *extra = line.split()
+            self.ours[name] = source
+            if extra:
+                self.extras[name] = extra[0]
 
     def plugins(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in installed_entry_points(self.group)}

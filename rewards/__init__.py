@@ -1,13 +1,14 @@
 """The table of rewards: a name on the command line -> the class behind it.
 
-A new reward is one file and one line here. A reward of your own needs no line: `reward=novelty:Far` names its file and
-class; `lodestar.tables` has the other ways. Importing this package is cheap: a reward's file is read only when it is
-used.
+A new reward is one file and one line in table.txt. A reward of your own needs no line: `reward=novelty:Far` names its
+file and class; `lodestar.tables` has the other ways. Importing this package is cheap: a reward's file is read only when
+it is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lodestar.tables import Table, suggest_names
@@ -16,57 +17,14 @@ if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
     from rewards.mix.mix import Mix
 
-TABLE: dict[str, str] = {
-    "task": "rewards.task:Task",
-    "gate": "rewards.gate:Gate",
-    "two_level": "rewards.two_level:TwoLevel",
-    "count": "rewards.exploration.count:Count",
-    "rnd": "rewards.exploration.rnd:RND",
-    "rdd": "rewards.exploration.rdd:RDD",
-    "forward": "rewards.exploration.forward:Forward",
-    "hindsight": "rewards.exploration.hindsight:Hindsight",
-    "byol": "rewards.exploration.byol:BYOL",
-    "byol_hindsight": "rewards.exploration.byol_hindsight:BYOLHindsight",
-    "icm": "rewards.exploration.icm:ICM",
-    "disagreement": "rewards.exploration.disagreement:Disagreement",
-    "noveld": "rewards.exploration.noveld:NovelD",
-    "ride": "rewards.exploration.ride:RIDE",
-    "e3b": "rewards.exploration.e3b:E3B",
-    "pseudocount": "rewards.exploration.pseudocount:PseudoCount",
-    "ngu": "rewards.exploration.ngu:NGU",
-    "re3": "rewards.exploration.re3:RE3",
-    "submodular": "rewards.exploration.submodular:Submodular",
-    "deir": "rewards.exploration.deir:DEIR",
-    "effect": "rewards.effect:Effect",
-    "contrastive_ucb": "rewards.exploration.contrastive_ucb:ContrastiveUCB",
-    "clip": "rewards.vision.clip:Clip",
-    "progress": "rewards.vision.progress:Progress",
-    "progress_model": "rewards.vision.progress_model:ProgressModel",
-    "self_reference": "rewards.vision.self_reference:SelfReference",
-    "contrast": "rewards.vision.contrast:Contrast",
-    "synthesis": "rewards.vision.synthesis:Synthesis",
-    "discriminator": "rewards.demonstrations.discriminator:DemosDiscriminator",
-    "hilp": "rewards.demonstrations.hilp:Hilp",
-    "success": "rewards.demonstrations.success:Success",
-    "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
-    "self_play": "rewards.preference.self_play:SelfPlay",
-    "users": "rewards.preference.users:Users",
-    "debate": "rewards.preference.debate:Debate",
-    "oni": "rewards.language.oni:ONI",
-    "motif": "rewards.language.motif:Motif",
-    "subgoals": "rewards.language.subgoals:Subgoals",
-    "lare": "rewards.language.lare:LaRe",
-    "guidance": "rewards.language.guidance:Guidance",
-    "code": "rewards.design.code:Code",
-    "table": "rewards.design.table:StateTable",
-    "stages": "rewards.design.stages:StageReward",
-    "signal": "rewards.design.signal:Signal",
-}
-SHORT_NAMES = {"lerobot": ("progress_model", "lerobot")}
-# Rewards that a plain install lacks: name -> the extra that brings them.
-EXTRAS = {"guidance": "sentences"}
-NEEDS = ("Config", "score", "update", "requires")
-table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments=SHORT_NAMES, extras=EXTRAS)
+table: Table[Reward] = Table(
+    "reward",
+    Path(__file__).with_name("table.txt"),
+    needs=("Config", "score", "update", "requires"),
+    arguments={"lerobot": ("progress_model", "lerobot")},
+)
+# Name -> "module:Class".
+TABLE = table.ours
 names = table.names
 get = table.get
 register = table.register

@@ -6,19 +6,23 @@ from torch import Generator, Tensor
 
 def draw_uniform(generator: Generator, *shape: int) -> Tensor:
     """Numbers in [0, 1)."""
-    return torch.rand(shape, generator=generator, device=generator.device)
+    device = generator.device
+    return torch.rand(shape, generator=generator, device=device)
 
 
 def draw_normal(generator: Generator, *shape: int) -> Tensor:
     """Numbers with mean 0 and deviation 1."""
-    return torch.randn(shape, generator=generator, device=generator.device)
+    device = generator.device
+    return torch.randn(shape, generator=generator, device=device)
 
 
 def draw_integers(generator: Generator, count: int, *shape: int) -> Tensor:
     """Int64 numbers in [0, count)."""
-    return torch.randint(count, shape, generator=generator, device=generator.device)
+    device = generator.device
+    return torch.randint(count, shape, generator=generator, device=device)
 
 
 def draw_order(generator: Generator, count: int) -> Tensor:
     """Int64 (count,): the numbers from 0 on, shuffled."""
-    return torch.randperm(count, generator=generator, device=generator.device)
+    device = generator.device
+    return torch.randperm(count, generator=generator, device=device)

@@ -4,17 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def _vary_colours(frames: Tensor, generator: torch.Generator) -> Tensor:
-    n = len(frames)
-    gain = 1 + 0.3 * (2 * torch.rand(n, 3, 1, 1, generator=generator) - 1)
-    shift = 0.2 * (2 * torch.rand(n, 1, 1, 1, generator=generator) - 1)
-    contrast = 0.6 + 0.6 * torch.rand(n, 1, 1, 1, generator=generator)
-    return (frames - 0.5) * contrast * gain + 0.5 + shift
-
-
-def _to_grey(frames: Tensor) -> Tensor:
-    return frames.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+# How far a frame moves at most, in pixels.
+MAX_SHIFT = 3
 
 
 def augment(frames: Tensor, generator: torch.Generator, recolour: bool = True) -> Tensor:
@@ -28,25 +19,61 @@ def augment(frames: Tensor, generator: torch.Generator, recolour: bool = True) -
     Returns:
         The same shape and range.
     """
-    n, _, h, w = frames.shape
+    n = len(frames)
 
     def some(p: float) -> Tensor:
-        return (torch.rand(n, generator=generator) < p)[:, None, None, None]
+        """Each frame is chosen with probability p."""
+        return torch.rand(n, 1, 1, 1, generator=generator) < p
 
-    # At most so many pixels.
-    pad = 3
-    padded = functional.pad(frames, (pad, pad, pad, pad), mode="replicate")
-    dx, dy = (torch.randint(0, 2 * pad + 1, (n,), generator=generator) for _ in range(2))
-    keep = some(0.5).flatten()
-    dx = dx.where(keep, torch.full_like(dx, pad))
-    dy = dy.where(keep, torch.full_like(dy, pad))
-    rows = dy[:, None] + torch.arange(h)
-    columns = dx[:, None] + torch.arange(w)
-    frames = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    frames = _shift(frames, generator)
     if recolour:
         frames = torch.where(some(0.4), _vary_colours(frames, generator), frames)
         frames = torch.where(some(0.1), _to_grey(frames), frames)
-        frames = torch.where(some(0.1), frames[:, torch.randperm(3, generator=generator)], frames)
+        swapped = some(0.1)
+        order = torch.randperm(3, generator=generator)
+        frames = torch.where(swapped, frames[:, order], frames)
         frames = torch.where(some(0.1), 1 - frames, frames)
-    noisy = frames + 0.08 * torch.randn(frames.shape, generator=generator) * torch.rand(n, 1, 1, 1, generator=generator)
-    return torch.where(some(0.3), noisy, frames).clamp(0, 1)
+    noise = 0.08 * torch.randn(frames.shape, generator=generator)
+    loudness = torch.rand(n, 1, 1, 1, generator=generator)
+    frames = torch.where(some(0.3), frames + noise * loudness, frames)
+    return frames.clamp(0, 1)
+
+
+def _shift(frames: Tensor, generator: torch.Generator) -> Tensor:
+    """Half of the frames move by up to MAX_SHIFT, the others stay."""
+    n, _, height, width = frames.shape
+    pads = [MAX_SHIFT] * 4
+    padded = functional.pad(frames, pads, mode="replicate")
+    count = 2 * MAX_SHIFT + 1
+    dx = torch.randint(count, (n,), generator=generator)
+    dy = torch.randint(count, (n,), generator=generator)
+    # A frame that starts after the pad is where it was.
+    stays = torch.rand(n, generator=generator) >= 0.5
+    dx[stays] = MAX_SHIFT
+    dy[stays] = MAX_SHIFT
+    # The axes of the three indices are frames, rows and columns: (N, 1, 1), (N, H, 1) and (N, 1, W).
+    index = torch.arange(n)[:, None, None]
+    rows = dy[:, None] + torch.arange(height)
+    columns = dx[:, None] + torch.arange(width)
+    # A slice between indices puts their axes first: (N, H, W, 3).
+    shifted = padded[index, :, rows[:, :, None], columns[:, None, :]]
+    return shifted.permute(0, 3, 1, 2)
+
+
+def _vary_colours(frames: Tensor, generator: torch.Generator) -> Tensor:
+    n = len(frames)
+    gain = 1 + 0.3 * _draw_signed(n, 3, generator)
+    shift = 0.2 * _draw_signed(n, 1, generator)
+    contrast = 0.6 + 0.6 * torch.rand(n, 1, 1, 1, generator=generator)
+    return (frames - 0.5) * contrast * gain + 0.5 + shift
+
+
+def _draw_signed(n: int, channels: int, generator: torch.Generator) -> Tensor:
+    """Uniform numbers in [-1, 1)."""
+    uniform = torch.rand(n, channels, 1, 1, generator=generator)
+    return 2 * uniform - 1
+
+
+def _to_grey(frames: Tensor) -> Tensor:
+    grey = frames.mean(1, keepdim=True)
+    return grey.expand(-1, 3, -1, -1)

@@ -19,12 +19,12 @@ from rewards.vision.training.words import letters
 
 # Where the predicate of a sentence without a verb begins.
 PREPOSITIONS = (
-    *("above", "at", "behind", "below", "beside", "between", "in", "inside", "left", "near", "next", "on", "outside"),
-    *("over", "right", "touching", "under", "far", "close", "holding", "carrying", "standing", "lying", "hanging"),
+    "above|at|behind|below|beside|between|in|inside|left|near|next|on|outside|"
+    "over|right|touching|under|far|close|holding|carrying|standing|lying|hanging"
 )
 ARTICLE = re.compile(r"^(?:the|an?) ")
 WITH_VERB = re.compile(r"(.+?) (?:is|are) (.+)")
-WITHOUT_VERB = re.compile(rf"(.+?) ((?:{'|'.join(PREPOSITIONS)})\b.*)")
+WITHOUT_VERB = re.compile(rf"(.+?) ((?:{PREPOSITIONS})\b.*)")
 # Ways to say one thing with synonyms, at most.
 MAX_VARIANTS = 24
 Synonyms = Mapping[str, Sequence[str]]
@@ -83,17 +83,18 @@ def make_lexicon(
     def everywhere(text: str) -> tuple[str, ...]:
         return (env,)
 
+    def wordings(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The wordings for training, and those for the test, which are the same where there are no others."""
+        said = tuple(with_synonyms(text, taught))
+        unseen = tuple(other for other in with_synonyms(text, held_out) if other not in said)
+        return said, unseen or said
+
     for sentence, fact in facts.items():
         about, predicate = split_sentence(sentence)
-        said = with_synonyms(predicate, taught)
-        unseen = [text for text in with_synonyms(predicate, held_out) if text not in said]
         attributes[sentence] = Attribute(
-            about, methodcaller("fact", fact), tuple(said), tuple(unseen or said), alone=not about, worlds=(env,)
+            about, methodcaller("fact", fact), *wordings(predicate), alone=not about, worlds=(env,)
         )
-        if about not in subjects:
-            own_names = with_synonyms(about, taught)
-            other_names = [text for text in with_synonyms(about, held_out) if text not in own_names]
-            subjects[about] = SubjectNames(everywhere, tuple(own_names), tuple(other_names or own_names))
+        subjects[about] = SubjectNames(everywhere, *wordings(about))
     pictures: dict[str, tuple[str, ...]] = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]
