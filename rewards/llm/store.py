@@ -40,7 +40,7 @@ T = TypeVar("T")
 MAX_STORED_NUMBER = 2.0**53
 # How many characters of a judge's reasons are kept.
 MAX_REASON_CHARACTERS = 2000
-TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
+CREATE_LABELS = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
 judge TEXT NOT NULL, raw TEXT NOT NULL, created REAL NOT NULL, latency REAL NOT NULL, tokens INTEGER NOT NULL)"""
 SOUND = "(labels.value IS NULL OR labels.value BETWEEN 0 AND 1) AND typeof(labels.raw) = 'text'"
 LABEL_COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "tokens")
@@ -212,7 +212,7 @@ class AnswerStore:
             connection.execute("PRAGMA journal_mode = WAL")
             # A power cut may cost the last labels, never the file.
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(TABLE)
+            connection.execute(CREATE_LABELS)
             connection.execute(f"SELECT key, {', '.join(LABEL_COLUMNS)} FROM labels LIMIT 1").fetchall()
         except BaseException:
             connection.close()
