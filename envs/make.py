@@ -37,7 +37,7 @@ from lodestar.packages import explain_missing, install_module, package_of
 from lodestar.tables import module_name
 
 BACKENDS = ("auto", "gym", "workers", "batched", "device", "sync", "async")
-DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
+DISTURBANCES = ("physics", "sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
 # How ids begin -> the package to name before them.
 OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
@@ -53,6 +53,7 @@ def make(
     seed: int | None = None,
     max_episode_steps: int | None = None,
     adapt: bool = True,
+    physics: float | None = None,
     sticky: float | None = None,
     noisy_tv: str | None = None,
     episodic_reward: bool = False,
@@ -71,6 +72,7 @@ def make(
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         adapt: whether observations are adapted to Stable-Baselines3, and discrete actions count from 0.
+        physics: by which share, in (0, 1), masses and frictions differ from episode to episode; see `envs.physics`.
         sticky, noisy_tv, episodic_reward: a probability in [0, 1), "always" or "on_demand", a bool: see
             `envs.wrappers`.
         base, base_scale: a frozen policy to whose actions these are added, times the scale; see `envs.residual`.
@@ -118,7 +120,7 @@ def make(
         env = family.repair(env)
         if adapt:
             env = plain_actions(family.adapt(env, **options))
-        env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
+        env = disturb(env, physics=physics, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
         if base is not None:
             env = Residual(env, base, base_scale)
         env = Journal(EpisodeStatistics(env))

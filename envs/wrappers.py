@@ -1,6 +1,6 @@
 """The wrappers that `make` puts around environments: episode statistics, a journal, an observer, and disturbances.
 
-Disturbances separate methods: sticky actions, a noisy television, and late rewards.
+Disturbances separate methods: sticky actions, a noisy television, late rewards, and other physics (`envs.physics`).
 
 Sources: sticky actions, Machado et al. 2018 (arXiv 1709.06009, section 5), by Gymnasium's `StickyAction`; the noisy
 television, Burda et al. 2018 (arXiv 1808.04355, section 5), and noise that depends on the action, Jarrett et al. 2023
@@ -26,6 +26,7 @@ from gymnasium.wrappers import StickyAction
 from envs import masks, render
 from envs.family import family_of
 from envs.observations import Recorded, is_channels_last, refuse_result, refuse_shape
+from envs.physics import RandomPhysics
 from envs.types import EnvReset, EnvStep, Info, Options, StateDict, VectorStep
 
 _IMMUTABLE = (int, np.generic)
@@ -256,9 +257,16 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
 
 
 def disturb(
-    env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None, episodic_reward: bool = False
+    env: gym.Env,
+    *,
+    physics: float | None = None,
+    sticky: float | None = None,
+    noisy_tv: str | None = None,
+    episodic_reward: bool = False,
 ) -> gym.Env:
     """Wrap an environment with adapted observations into these disturbances; `noisy_tv`, a mode, is outermost."""
+    if physics is not None:
+        env = RandomPhysics(env, physics=physics)
     if sticky is not None:
         if not 0 <= sticky < 1:
             raise ValueError(f"sticky={sticky} is out of range; give a probability of 0 or more and less than 1")

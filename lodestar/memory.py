@@ -5,6 +5,7 @@ Standard library only: `runners.doctor` reads it where everything else is missin
 
 import math
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def memory() -> tuple[float, float]:
             total = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
             free = total
     return free, total
+
+
+def peak_memory() -> float:
+    """Bytes that this process held at most so far; 0 on Windows, which does not count them this way."""
+    if sys.platform == "win32":
+        return 0.0
+    import resource
+
+    peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # macOS counts bytes, Linux kibibytes.
+    return peak if sys.platform == "darwin" else peak * 1024.0
 
 
 def _bytes_of(entry: str) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.vector.watchdog import WorkerError
+from lodestar.memory import peak_memory
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.presets import needed_steps
@@ -353,7 +354,9 @@ class Work:
             self.folder.discard()
             return
         with suppress(OSError):
-            self.folder.write_status(state=state, step=self.step, error=error, exit_code=code)
+            self.folder.write_status(
+                state=state, step=self.step, error=error, exit_code=code, peak_memory=peak_memory()
+            )
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -3,9 +3,9 @@
     PPO("MlpPolicy", env).learn(100_000, callback=Audit("audits/mine", task="success"))
 
 It changes nothing about the training. Where the reward is scored step by step, in the environment or in a wrapper,
-it follows every step. Where a `RewardCallback` or a relabelling buffer scores it later, it reads their metrics from
-the logger, so it stands behind the RewardCallback in the list. When training ends it prints the verdict and writes
-the page.
+it follows every step. A relabelling buffer is asked for the rewards of what came last. Where a `RewardCallback` scores
+whole rollouts, it reads the logger, so it stands behind the RewardCallback in the list. When training ends it prints
+the verdict and writes the page.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,6 @@ from rewards.adapters.sb3 import RewardCallback
 from runners.audit.page import finish
 from runners.audit.recorder import AuditedStep, Recorder
 from runners.audit.streams import OneStep, Source, StreamReader, driver_parts, drivers_of, table_of
-from runners.run.progress import LEARNED_RETURN
 
 # Rows of the log in a training run.
 DEFAULT_ROWS = 100
@@ -37,7 +36,8 @@ class Audit(BaseCallback):
             `info["reward/task"]`, which `lodestar.wrap` and `lodestar.RecordTask` write.
         streams: parts of the reward, by name: such keys and functions. By default those of `lodestar.wrap`, else the
             info's numbers whose names begin with `reward_`. What they leave of the reward is the stream `rest`.
-        every: environment steps between two rows of the log; a hundredth of the run by default.
+        every: environment steps between two rows of the log; a hundredth of the run by default. Behind a
+            `RewardCallback` each row of the logger is one.
 
     Raises:
         ValueError: at the first step, if the task's reward is not there.
@@ -73,14 +73,18 @@ class Audit(BaseCallback):
         model: Any = self.model
         if isinstance(model, BaseAgent):
             raise ValueError("an agent of Lodestar logs this itself; judge its run by `lodestar audit FOLDER`")
-        self.scored_later = _has_reward_callback(self.locals.get("callback")) or _relabels(model)
+        relabels = hasattr(getattr(model, "replay_buffer", None), "mix")
+        follows_logger = _has_reward_callback(self.locals.get("callback"))
+        self.scored_later = follows_logger or relabels
         every = self.every or max(int(model._total_timesteps) // DEFAULT_ROWS, 1)
         # `learn` called again goes on in the same files.
         if self.recorder is None:
-            self.recorder = Recorder(self.folder, self.training_env.num_envs, 0 if self.scored_later else every)
-        if self.scored_later:
-            writers = [_BufferMetrics(model), *self.recorder.writers]
-            self.logger.output_formats = [*writers, *self.logger.output_formats]
+            measure = self._measure_buffer if relabels else None
+            n_envs = self.training_env.num_envs
+            self.recorder = Recorder(self.folder, n_envs, 0 if follows_logger else every, measure=measure)
+            self._log_writers = [_TaskReturn(self.recorder), *self.recorder.writers]
+        if follows_logger and self._log_writers[0] not in self.logger.output_formats:
+            self.logger.output_formats = [*self._log_writers, *self.logger.output_formats]
         self._drivers = drivers_of(self.training_env)
 
     def _on_step(self) -> bool:
@@ -105,6 +109,12 @@ class Audit(BaseCallback):
         self.recorder.add(AuditedStep(task, reward, ended, streams, valid, updated))
         return True
 
+    def _measure_buffer(self) -> dict[str, float]:
+        """What the relabelling buffer pays for the transitions that its rewards have yet to learn from."""
+        model: Any = self.model
+        buffer = model.replay_buffer
+        return buffer.measure() or dict(buffer.metrics)
+
     def _steps(self) -> list[OneStep]:
         """The step of each environment, with the true last observation of an episode."""
         new = self.locals
@@ -124,16 +134,15 @@ class Audit(BaseCallback):
         finish(self.folder)
 
 
-class _BufferMetrics(KVWriter):
-    """Adds to a row of the log what a relabelling buffer knows of its rewards, where no RelabelCallback did."""
+class _TaskReturn(KVWriter):
+    """Adds the task's return to a row of the log that has none, as environments without a Monitor leave it."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        if LEARNED_RETURN not in key_values and _relabels(self.model):
-            buffer = self.model.replay_buffer
-            key_values.update(buffer.metrics or buffer.measure())
+        for tag, value in self.recorder.window_returns().items():
+            key_values.setdefault(tag, value)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -143,10 +152,6 @@ def _has_reward_callback(callback: Any) -> bool:
     if isinstance(callback, CallbackList):
         return any(map(_has_reward_callback, callback.callbacks))
     return isinstance(callback, RewardCallback)
-
-
-def _relabels(model: Any) -> bool:
-    return hasattr(getattr(model, "replay_buffer", None), "mix")
 
 
 def _row_of(obs: Any, row: int) -> Any:

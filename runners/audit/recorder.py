@@ -51,13 +51,24 @@ class EpisodeEnd(NamedTuple):
 
 
 class Recorder:
-    """Follows N environments and writes both files; a row each `every` environment steps, none if that is 0."""
+    """Follows N environments and writes both files; a row each `every` environment steps, none if that is 0.
 
-    def __init__(self, folder: Path, n: int, every: int, say: Callable[[str], None] = print) -> None:
+    `measure` returns a row's metrics of the rewards where no step tells them, as behind a replay buffer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        n: int,
+        every: int,
+        say: Callable[[str], None] = print,
+        measure: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
         if (folder / "config.yaml").exists():
             raise ValueError(f"folder={str(folder)!r} is a run of `lodestar train`; give an audit a folder of its own")
         self.folder = make_folder(folder)
         self.every = every
+        self.measure = measure
         self.steps = 0
         self._logged = 0
         self._task = np.zeros(n)
@@ -100,20 +111,28 @@ class Recorder:
         """A row of the log about the steps since the last one."""
         if not self._since_row:
             return
+        values: dict[str, Any] = self.measure() if self.measure else stream_metrics(self._since_row)
+        # A buffer whose rewards have just learned has nothing to measure before the next step.
+        if not values:
+            return
         self._logged = self.steps
-        values = stream_metrics(self._since_row)
         self._since_row = []
-        if len(self._window) >= MIN_WINDOW_EPISODES:
-            learned = []
-            for episode in self._window:
-                if episode.learned is not None:
-                    learned.append(episode.learned)
-            values[TASK_RETURN] = float(np.mean([episode.task for episode in self._window]))
-            values["rollout/ep_len_mean"] = float(np.mean([episode.length for episode in self._window]))
-            if learned:
-                values[LEARNED_RETURN] = float(np.mean(learned))
+        values |= self.window_returns()
         for writer in self.writers:
             writer.write(values, {}, self.steps)
+
+    def window_returns(self) -> dict[str, float]:
+        """Mean returns and length of the last episodes, by tag; none where they are few."""
+        if len(self._window) < MIN_WINDOW_EPISODES:
+            return {}
+        means = {
+            TASK_RETURN: float(np.mean([episode.task for episode in self._window])),
+            "rollout/ep_len_mean": float(np.mean([episode.length for episode in self._window])),
+        }
+        learned = [episode.learned for episode in self._window if episode.learned is not None]
+        if learned:
+            means[LEARNED_RETURN] = float(np.mean(learned))
+        return means
 
     @property
     def is_open(self) -> bool:

@@ -148,7 +148,8 @@ def _decide(verdict: Verdict, task: np.ndarray, learned: np.ndarray, alarmed: np
     rose = verdict.learned_last - verdict.learned_first > _noise(learned)
     share = _other_share(verdict.streams)
     if not _differs(trained, untrained):
-        rose = rose and not verdict.correlation > SAME_CORRELATION
+        followed = rose and verdict.correlation > SAME_CORRELATION
+        rose = rose and not followed
         has_got_more = rose or share > DOMINANT_SHARE
         if has_got_more:
             verdict.state = ALARM
@@ -158,7 +159,9 @@ def _decide(verdict: Verdict, task: np.ndarray, learned: np.ndarray, alarmed: np
             verdict.reasons.append(f"the learned return rose all the same, {change}")
         if share > DOMINANT_SHARE:
             verdict.reasons.append(f"{share:.0%} of the reward came from other streams than the task")
-        if not has_got_more:
+        if followed and not has_got_more:
+            verdict.reasons.append("the learned return rose and fell with it: nothing is shown")
+        elif not has_got_more:
             verdict.reasons.append("the learned return did not rise either: nothing is shown")
         return
     if verdict.state == ALARM:

@@ -15,15 +15,17 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -468,8 +470,23 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
+class Dashboard(Progress):
+    """A bar and, below it, the numbers of the log's last row."""
+
+    def __init__(self, *columns: Any, **options: Any) -> None:
+        self.numbers: dict[str, float] = {}
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        cells = [Text(f"{tag} {value:.4g}") for tag, value in sorted(self.numbers.items())]
+        yield Columns(cells, equal=True, column_first=True)
+
+
 class Live(KVWriter):
-    """The line that moves: progress, time left, returns, frames a second; off a terminal every `every_s` seconds."""
+    """What moves: progress, time left, returns, frames a second, the last row; off a terminal a line every `every_s`
+    seconds.
+    """
 
     def __init__(
         self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = SIGN_OF_LIFE_S
@@ -480,14 +497,16 @@ class Live(KVWriter):
         self.began = time.monotonic()
         self.last = self.began
         self.learned: float | None = None
-        self.bar: Any = None
+        self.bar: Dashboard | None = None
+        # Of the log's last row.
+        self.numbers: dict[str, float] = {}
         # The bar is drawn when there is something to show.
         self.wants_bar = self.stream.isatty()
         self.every_s = 0.2 if self.wants_bar else every_s
 
     def _open_bar(self) -> None:
         self.wants_bar = False
-        self.bar = Progress(
+        self.bar = Dashboard(
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
@@ -500,6 +519,7 @@ class Live(KVWriter):
 
     def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
         self.learned = key_values.get(LEARNED_RETURN, self.learned)
+        self.numbers = scalars(key_values)
 
     def update(self, step: int, task_return: Callable[[], float | None], *, force: bool = False) -> None:
         """Show `step` when it is time to, or `force`; only then is the task return computed."""
@@ -514,6 +534,7 @@ class Live(KVWriter):
         returns = f"task return {_format_return(task_return())}  learned return {_format_return(self.learned)}"
         words = f"{returns}  {rate:,.0f} frames/s"
         if self.bar is not None:
+            self.bar.numbers = self.numbers
             self.bar.update(self.task, completed=min(step, self.total), description=words)
             return
         seconds_left = math.inf

@@ -51,7 +51,7 @@ class SweepConfig(JobsConfig):
 
     resume: str = setting("unfinished", "what runs again; errored: what failed, too; never: nothing", choices=RESUME)
     attempts: int = setting(3, "how often a job that crashes is started; it continues from its last checkpoint", ">= 1")
-    dry: bool = setting(False, "only estimate how long and how large all jobs will be, from a short run of each kind")
+    dry: bool = setting(False, "only estimate time, disk and memory of all jobs, from a short run of each kind")
     report: bool = setting(True, "write the report's page at the end")
 
     def __post_init__(self) -> None:
@@ -123,10 +123,11 @@ def report(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a job is expected to take: seconds, and bytes on the disk; `error` if its probe failed."""
+    """What a job is expected to take: seconds, bytes on the disk and in memory; `error` if its probe failed."""
 
     seconds: float = 0.0
     size: float = 0.0
+    memory: float = 0.0
     error: str = ""
 
 
@@ -186,16 +187,21 @@ def job_cost(job: Job, probe: Job, entry: Entry) -> Cost:
     begun = (probe.folder / "command.txt").stat().st_mtime
     trained = (probe.folder / "metrics.csv").stat().st_mtime
     ended = (probe.folder / "status.json").stat().st_mtime
-    steps = max(int(read_status(probe.folder)["step"]) - _learning_start(config), 1)
+    status = read_status(probe.folder)
+    steps = max(int(status["step"]) - _learning_start(config), 1)
     seconds = max(entry.seconds - (ended - begun), 0.0)
     seconds += (trained - begun) * int(config.total_timesteps) / steps
     seconds += (ended - trained) * max(config.eval_episodes / PROBE_EPISODES, 1.0)
-    return Cost(seconds, run_size(probe.folder, config))
+    last_checkpoint, full_checkpoint = checkpoint_sizes(probe.folder / "checkpoints", config)
+    size = full_checkpoint * KEPT_CHECKPOINTS + log_size(probe.folder, config) + VIDEO_BYTES * config.video
+    # What the checkpoint still grows by, as a replay does, grows in memory, too.
+    memory = float(status["peak_memory"]) + full_checkpoint - last_checkpoint
+    return Cost(seconds, size, memory)
 
 
-def run_size(folder: Path, config: TrainConfig) -> float:
-    """Bytes of a run: its checkpoints, grown to their full size, its logs and its video."""
-    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
+def checkpoint_sizes(folder: Path, config: TrainConfig) -> tuple[float, float]:
+    """Bytes of a probe's last checkpoint, and of one of the whole job."""
+    checkpoints = sorted(folder.glob("step_*"))
     first_step = int(checkpoints[0].name.removeprefix("step_"))
     last_step = int(checkpoints[-1].name.removeprefix("step_"))
     last_size = _bytes_below(checkpoints[-1])
@@ -205,34 +211,44 @@ def run_size(folder: Path, config: TrainConfig) -> float:
     total = int(config.total_timesteps)
     # A checkpoint grows until the replay is full; without a replay, for as long as the run lasts.
     full_step = min(total, getattr(config.agent, "buffer_size", total))
-    checkpoint = last_size + bytes_a_step * (full_step - last_step)
+    full_size = last_size + bytes_a_step * (full_step - last_step)
+    return last_size, max(full_size, last_size)
+
+
+def log_size(folder: Path, config: TrainConfig) -> float:
+    """Bytes of the whole job's logs, from a probe's."""
+    total = int(config.total_timesteps)
     log_rows = max(total / (config.log_every or LOG_EVERY), 1.0)
     bytes_a_row = (_bytes_below(folder / "tensorboard") + _bytes_below(folder / "metrics.csv")) / 2
-    return max(checkpoint, last_size) * KEPT_CHECKPOINTS + bytes_a_row * log_rows + VIDEO_BYTES * config.video
+    return bytes_a_row * log_rows
 
 
 def cost_table(by_cell: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> str:
     """What `dry=true` prints."""
     width = max(map(len, [*by_cell, "cell"]))
-    lines = [f"{'cell':<{width}}  jobs  time a job  disk a job"]
+    lines = [f"{'cell':<{width}}  jobs  time a job  disk a job  memory a job"]
     count = 0
     failures = 0
     seconds = 0.0
     size = 0.0
     longest = 0.0
+    largest = 0.0
     for name, members in by_cell.items():
         cost = costs[name]
-        figures = cost.error or f"{clock(cost.seconds):>10}  {_size_text(cost.size):>10}"
+        sizes = f"{_size_text(cost.size):>10}  {_size_text(cost.memory):>12}"
+        figures = cost.error or f"{clock(cost.seconds):>10}  {sizes}"
         lines.append(f"{name:<{width}}  {len(members):>4}  {figures}")
         count += len(members)
         failures += cost.error != ""
         seconds += cost.seconds * len(members)
         size += cost.size * len(members)
         longest = max(longest, cost.seconds)
+        largest = max(largest, cost.memory)
     at_once = min(slots, count)
     # However many jobs run at once, the sweep lasts as long as its longest job.
     seconds = max(seconds / at_once, longest)
-    lines += ["", f"{count} jobs, {at_once} at once: about {clock(seconds)} and {_size_text(size)}"]
+    total = f"about {clock(seconds)}, {_size_text(size)} of disk and {_size_text(largest * at_once)} of memory"
+    lines += ["", f"{count} jobs, {at_once} at once: {total}"]
     if failures:
         lines.append(f"{failures} of {len(by_cell)} probes failed; their jobs are left out of the sum")
     lines.append(f"An estimate, from about {PROBE_STEPS} steps of each cell; no job of the sweep has run.")

@@ -41,3 +41,9 @@ def test_what_does_not_fit_is_refused_with_both_sizes(monkeypatch):
     monkeypatch.setattr(memory, "memory", lambda: (7.0, 9.0))
     with pytest.raises(ValueError, match="this needs"):
         memory.refuse_beyond(8.0, "this")
+
+
+def test_the_peak_counts_what_was_held_for_a_moment():
+    before = memory.peak_memory()
+    held = b"1" * (2 * int(before))
+    assert memory.peak_memory() > len(held) > before > 2**20

@@ -17,7 +17,8 @@ def defaults(env_id):
 
 def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert defaults("lodestar/NoisyRooms-v0") == {
-        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None,
+        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "physics": None, "sticky": None,
+        "noisy_tv": None,
         "episodic_reward": False,
         "base": None,
         "base_scale": 0.1,
@@ -27,6 +28,7 @@ def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert options("CartPole-v1")["sticky"].annotation == float | None
     assert defaults("lodestar/ProbeValue-v0") == {
         "kind": "value",
+        "physics": None,
         "sticky": None,
         "noisy_tv": None,
         "episodic_reward": False,
@@ -71,7 +73,8 @@ def test_a_constructor_that_takes_every_word_is_open():
         gym.register(f"Options{name}-v0", entry)
     assert [is_open(f"Options{name}-v0") for name in ("Any", "Plain", "Function")] == [True, False, True]
     assert not any(map(is_open, [*TAKES_NAMES, "NetHackScore-v0"]))
-    disturbed = {"sticky": None, "noisy_tv": None, "episodic_reward": False, "base": None, "base_scale": 0.1}
+    disturbed = {"physics": None, "sticky": None, "noisy_tv": None, "episodic_reward": False}
+    disturbed |= {"base": None, "base_scale": 0.1}
     assert defaults("OptionsAny-v0") == {"speed": 3, **disturbed}
 
 

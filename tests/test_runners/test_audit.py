@@ -191,3 +191,69 @@ def test_stable_baselines_training_is_followed_before_and_after_its_first_update
     assert [episode[4] for episode in episodes] == ["0"] * 4 + ["1"] * 4
     # Every episode is cut after 4 steps, so nothing moves.
     assert judge(tmp_path / "audit").state == UNKNOWN
+
+
+def read_returns(folder):
+    """(task, learned) of the rows of an audit that have both."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [(row["rollout/ep_rew_mean"], row["rollout/ep_learned_mean"]) for row in csv.DictReader(file)]
+    return [tuple(map(float, row)) for row in rows if all(row)]
+
+
+def four_steps(env_id):
+    """Episodes of four steps, each of reward 1, and nothing that writes their returns into the info."""
+    env = gym.make(env_id, max_episode_steps=4)
+    return gym.wrappers.TransformReward(env, lambda reward: 1.0)
+
+
+@pytest.mark.parametrize(("agent", "env_id"), [("SAC", "Pendulum-v1"), ("DQN", "CartPole-v1")])
+@pytest.mark.parametrize("has_relabel_callback", [False, True])
+def test_agents_that_relabel_their_replay_are_followed_without_a_monitor_or_a_log(
+    tmp_path, agent, env_id, has_relabel_callback
+):
+    import stable_baselines3
+    from stable_baselines3.common.buffers import ReplayBuffer
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    import lodestar as ld
+    import rewards
+    from rewards.adapters.sb3 import RelabelCallback
+
+    env = DummyVecEnv([lambda: four_steps(env_id)])
+    mix = rewards.make({"task": {"weight": 2.0}}, env.observation_space, env.action_space)
+    model = getattr(stable_baselines3, agent)(
+        "MlpPolicy",
+        env,
+        learning_starts=24,
+        train_freq=8,
+        batch_size=8,
+        policy_kwargs={"net_arch": [4]},
+        replay_buffer_class=ld.relabelling(ReplayBuffer),
+        replay_buffer_kwargs={"mix": mix, "update_every": 10},
+    )
+    callbacks = [RelabelCallback()] if has_relabel_callback else []
+    model.learn(64, callback=[*callbacks, ld.Audit(tmp_path / "audit", every=5)], log_interval=None)
+    # Thirteen rows, of which the three before the end of the fifth episode have no task return yet.
+    assert read_returns(tmp_path / "audit") == [(4.0, 8.0)] * 10
+    verdict = judge(tmp_path / "audit")
+    assert verdict.untrained.mean == verdict.trained.mean == 4.0
+    with (tmp_path / "audit" / "episodes.csv").open() as file:
+        assert [row["updated"] for row in csv.DictReader(file)].count("0") >= 6
+
+
+def test_a_rollout_scored_later_is_followed_without_a_monitor_and_no_row_is_written_twice(tmp_path):
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    import lodestar as ld
+    import rewards
+
+    env = DummyVecEnv([lambda: four_steps("CartPole-v1")])
+    mix = rewards.make({"task": {"weight": 2.0}}, env.observation_space, env.action_space)
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1)
+    model.set_logger(Logger(None, []))
+    callbacks = [ld.RewardCallback(mix), ld.Audit(tmp_path / "audit")]
+    model.learn(64, callback=callbacks)
+    model.learn(64, callback=callbacks, reset_num_timesteps=False)
+    assert read_returns(tmp_path / "audit") == [(4.0, 8.0)] * 4

@@ -110,6 +110,22 @@ def test_without_a_terminal_the_live_line_is_plain_and_rare():
     assert stream.getvalue() == words
 
 
+def test_a_terminal_shows_the_last_row_of_the_log_below_the_bar(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    live = Live(1000, stream=stream)
+    live.update(500, lambda: 9.5, force=True)
+    live.write({"ppo/entropy": 0.6931471, "reward/rnd": 0.25}, {}, 500)
+    live.update(500, lambda: 9.5, force=True)
+    live.close()
+    shown = stream.getvalue().splitlines()
+    # What is drawn last stays, and the cursor comes back.
+    assert "50%" in shown[-3] and "task return 9.5" in shown[-3]
+    assert shown[-2].split() == ["ppo/entropy", "0.6931", "reward/rnd", "0.25"]
+
+
 def test_a_silent_command_says_what_it_does_and_for_how_long(capfd, monkeypatch):
     monkeypatch.setattr(output, "SIGN_OF_LIFE_S", 0.05)
     monkeypatch.setattr(output, "SILENCE_POLL_S", 0.01)

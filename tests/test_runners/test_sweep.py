@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runners.report.job_log import replay
-from runners.sweep.__main__ import main
+from runners.sweep.__main__ import Cost, cost_table, main
 from runners.sweep.job import JobLog
 from runners.sweep.local import warm_up
 
@@ -179,6 +179,16 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capfd):
     log.close()
 
 
+def test_estimates_add_up_over_jobs_and_memory_over_those_that_run_at_once():
+    cells = {"a": [None] * 3, "b": [None], "c": [None]}
+    costs = {"a": Cost(60.0, 2e6, 5e8), "b": Cost(30.0, 1e6, 1.5e9), "c": Cost(error="it failed")}
+    lines = cost_table(cells, costs, slots=2).splitlines()
+    assert lines[1].split() == ["a", "3", "1:00", "2.0", "MB", "500.0", "MB"]
+    assert lines[3].split() == ["c", "1", "it", "failed"]
+    # 210 s of jobs, two at once, of which each may be the largest.
+    assert lines[5] == "5 jobs, 2 at once: about 1:45, 7.0 MB of disk and 3.0 GB of memory"
+
+
 @pytest.mark.nightly
 def test_a_dry_run_prints_what_it_would_cost_and_leaves_nothing(tmp_path, capfd):
     assert main(_argv(tmp_path, "env=CartPole-v1", "agent.n_steps=32,64", "seed=0,1,2", "dry=true")) == 0
@@ -189,6 +199,8 @@ def test_a_dry_run_prints_what_it_would_cost_and_leaves_nothing(tmp_path, capfd)
         "CartPole-v1/ppo-task/n_steps=64": "3",
     }
     assert "6 jobs, " in out and "An estimate" in out
+    # A process with torch in it takes a tenth of a GB at least.
+    assert all(words[-1] == "GB" or float(words[-2]) > 100 for words in lines.values())
     assert not list((tmp_path / "sweeps").iterdir())
 
 
