@@ -43,7 +43,7 @@ class EvaluateConfig(Settings):
     new_user: str = setting("", "the judge of a new user of reward=users, as in scripted or recorded")
     new_user_options: dict[str, Any] = setting({}, "options of that judge, as in new_user.mistakes=1.0")
     answers: int = setting(4, "that the new user gives, to questions chosen by information", ">= 1")
-    video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
+    video: bool = setting(True, "whether to record one episode in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
     def __post_init__(self) -> None:
@@ -61,7 +61,8 @@ def evaluate(config: EvaluateConfig) -> None:
     run = Path(config.run)
     trained, model, mix, _ = load_run(run, config.trust, config.checkpoint)
 
-    # These two import torch.
+    # These import torch.
+    from lodestar.video import video_suffix
     from runners.run.served import new_judge
     from runners.run.video import record_video
 
@@ -77,7 +78,8 @@ def evaluate(config: EvaluateConfig) -> None:
         seed = SEED + 1000 * config.seed
         # The scores are there, and the run's folder may be read-only: a picture that fails is one sentence.
         try:
-            print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
+            path = run / f"video{video_suffix()}"
+            print(f"video: {record_video(trained, act, mix, path, seed)}")
         except Exception as error:
             print(f"video: none ({type(error).__name__}: {error}); video=false leaves it out")
 

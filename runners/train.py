@@ -239,6 +239,7 @@ def make_pictures(
     config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work"
 ) -> dict[str, Callable[[], object]]:
     """What draws the pictures of a run, by name: the slowest first, as it was filmed; each returns where it is."""
+    from lodestar.video import video_suffix
     from runners.evaluation.closing import write_video
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
@@ -249,7 +250,7 @@ def make_pictures(
     def film() -> str:
         act = policy(parts.model, config, seed=config.seed)
         add_to_log = shows(config, path, work.step)
-        video = path / "video.mp4"
+        video = path / f"video{video_suffix()}"
         place = record_video(config, act, parts.mix, video, SEED + 1000 * config.seed, add_to_log)
         if video.exists():
             write_video(parts.model.logger, video, work.step)

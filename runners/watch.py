@@ -42,7 +42,7 @@ class WatchConfig(Settings):
 
     run: str = setting(help="a run's folder below runs/")
     episodes: int = setting(3, "how many", ">= 1")
-    out: str = setting("", "a file to write instead of opening a window; watch.mp4 in the run without a screen")
+    out: str = setting("", "a file to write instead of opening a window; watch.mp4 or .gif in the run without a screen")
     window: str = setting("auto", "auto: where there is a screen and no out=", "auto | true | false")
     checkpoint: str = setting("", "environment steps of the checkpoint to watch, or best; the newest")
     policy: str = setting("trained", "trained, or random for comparison", "trained | random")
@@ -54,10 +54,20 @@ class WatchConfig(Settings):
         super().__post_init__()
         if self.out and Path(self.out).suffix not in (".mp4", ".gif"):
             raise UsageError(f"out={self.out} is neither a video nor a gif; give a name that ends with .mp4 or .gif")
+        if self.out.endswith(".mp4"):
+            refuse_without_ffmpeg(self.out)
         if self.out and self.window == "true":
             raise UsageError(f"out={self.out} writes a file and window=true opens a window; give one of them")
         if self.window == "true" and not has_screen():
             raise UsageError("window=true needs a screen, and there is none; give out=video.mp4")
+
+
+def refuse_without_ffmpeg(out: str) -> None:
+    """Raise a UsageError where no mp4 can be written."""
+    from lodestar.video import INSTALL_FFMPEG, find_ffmpeg
+
+    if not find_ffmpeg():
+        raise UsageError(f"out={out} needs ffmpeg; {INSTALL_FFMPEG}, or give a name that ends with .gif")
 
 
 def has_screen() -> bool:
@@ -74,6 +84,7 @@ def watch(config: WatchConfig) -> str:
     in_window = opens_window(config)
     trained = load_run(run, config.trust, config.checkpoint)
     # This imports torch.
+    from lodestar.video import video_suffix
     from runners.run.video import write
 
     actor = f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
@@ -81,7 +92,7 @@ def watch(config: WatchConfig) -> str:
     episodes = play_all(config, trained)
     fps = frames_a_second(trained.config.env)
     if not in_window:
-        path = Path(config.out) if config.out else run / "watch.mp4"
+        path = Path(config.out) if config.out else run / f"watch{video_suffix()}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return f"{path}: {write(path, episodes, fps):,} frames of {label}"
     with closing(Window(label, fps)) as window:

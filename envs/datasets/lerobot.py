@@ -302,8 +302,10 @@ def _decode_image(cell: Any, size: int) -> np.ndarray:
 @functools.lru_cache(maxsize=1)
 def _read_video(path: Path, size: int) -> np.ndarray:
     """All images of a video, uint8 (T, size, size, 3)."""
-    import imageio_ffmpeg
-
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise ImportError(f"{path} is read with imageio-ffmpeg; pip install 'lodestar-rl[lerobot]'") from None
     source = str(regular(path.resolve()))
     reader = imageio_ffmpeg.read_frames(source, input_params=["-f", "mov"])
     width, height = next(reader)["size"]

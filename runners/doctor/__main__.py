@@ -103,12 +103,12 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         by_name["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
     judge = (config.judge, config.model)
     by_name |= {
-        "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
+        "video": alone("video", "video", fix="pip install --force-reinstall imageio-ffmpeg", required=False),
         # Several questions, for which it gets three times as long.
         "judge": partial(ask, "judge", "runners.doctor.judge:judge", *judge, required=False, timeout=3 * timeout),
     }
     for name, requirements in extras.items():
-        if name not in (*ENVIRONMENT_OF_EXTRA, "all", "docs", "test", "dev"):
+        if name not in (*ENVIRONMENT_OF_EXTRA, "video", "all", "docs", "test", "dev"):
             by_name[f"[{name}]"] = alone(f"[{name}]", "extra", name, *requirements, required=False)
     return by_name
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.files import make_folder
 from lodestar.state import Stateful
+from lodestar.video import video_suffix
 from runners.evaluation.closing import write_video
 from runners.evaluation.play import SEED, limits_of, play, policy
 from runners.run import checkpoint
@@ -93,7 +94,7 @@ class Evaluator(Stateful):
 
     def _film(self, step: int, act: Act, model: "Model") -> None:
         """A video; one that fails is a sentence, not the end of training."""
-        path = self.folder / VIDEOS / f"step_{step:012d}.mp4"
+        path = self.folder / VIDEOS / f"step_{step:012d}{video_suffix()}"
         try:
             make_folder(path.parent)
             also = shows(self.config, self.folder, step)

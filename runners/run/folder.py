@@ -2,7 +2,7 @@
 
 runs/<env>/<agent>-<reward>/<time>-s<seed>/
     config.yaml command.txt versions.json status.json metrics.csv result.json
-    tensorboard/ checkpoints/ video.mp4 curve.png control/
+    tensorboard/ checkpoints/ video.mp4 (or .gif) curve.png control/
 """
 
 import os

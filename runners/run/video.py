@@ -21,7 +21,7 @@ from envs.family import family_of
 from envs.make import creator, make, spec_of
 from envs.transitions import stack
 from lodestar.files import replacing
-from lodestar.video import CODEC_BLOCK_PX, write_gif, write_mp4
+from lodestar.video import CODEC_BLOCK_PX, INSTALL_FFMPEG, write_gif, write_mp4
 from rewards.adapters.guided import add_guides
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig
@@ -59,7 +59,7 @@ class Episode(NamedTuple):
 def record_video(
     config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int, also: Callable[[Episode], None] | None = None
 ) -> str:
-    """Write one episode of a policy to an mp4, and show it to `also`; returns where it is, or why there is none."""
+    """Write one episode of a policy, and show it to `also`; returns where it is, or why there is none."""
     if not can_be_drawn(config.env):
         return "none (this environment cannot be drawn)"
     episode = play(config, act, mix, seed)
@@ -68,7 +68,10 @@ def record_video(
     write(path, [episode], fps)
     if also is not None:
         also(episode)
-    return str(path)
+    words = str(path)
+    if path.suffix == ".gif":
+        words += f" ({INSTALL_FFMPEG} makes it an mp4)"
+    return words
 
 
 def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:

@@ -47,7 +47,7 @@ class WandbLog(KVWriter):
     def add_video(self, path: Path, step: int) -> None:
         """Send a video that was written."""
         try:
-            self.run.log({"video": wandb.Video(str(path), format="mp4")}, step=step)
+            self.run.log({"video": wandb.Video(str(path), format=path.suffix[1:])}, step=step)
         except (wandb.Error, ValueError) as error:
             raise OSError(str(error)) from error
 

@@ -1,7 +1,13 @@
+import shutil
+import sys
+
 import imageio.v2 as imageio
 import numpy as np
 import pytest
 
+from lodestar import video
+from runners.doctor import checks
+from runners.evaluate import main as evaluate
 from runners.run.build import build, load_run
 from runners.run.config import UsageError
 from runners.run.curve import colours
@@ -37,6 +43,32 @@ def test_a_film_holds_every_step_with_a_lane_for_each_stream(run, tmp_path, caps
         first, last = (coloured(frames[t][top + 18 : top + LANE_PX - 2], colour) for t in (0, 8))
         assert first.max() < 30 and last.max() > PICTURE_SIDE_PX - 30  # the line has grown from the left to the right
     assert frames[0][:height].std() > 5
+
+
+def test_without_ffmpeg_a_video_is_a_gif_and_the_extra_is_named(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(video, "find_ffmpeg", str)
+    copy = shutil.copytree(run, tmp_path / "run")
+    assert evaluate([f"run={copy}", "episodes=1"]) == 0
+    place = f"{copy / 'video.gif'} (pip install 'lodestar-rl[video]' makes it an mp4)"
+    assert capsys.readouterr().out.splitlines()[-1] == f"video: {place}"
+    assert len(imageio.mimread(copy / "video.gif", memtest=False)) >= 8
+    assert main([f"run={copy}", "episodes=1", "steps=2", "window=false"]) == 0
+    assert capsys.readouterr().out.startswith(f"{copy / 'watch.gif'}: 2 frames")
+    with pytest.raises(UsageError, match=r"out=a.mp4 needs ffmpeg; pip install 'lodestar-rl\[video\]', or give a name"):
+        main.parse([f"run={copy}", "out=a.mp4"])
+    (finding,) = checks.video()
+    assert finding.state == "optional" and finding.fix == video.INSTALL_FFMPEG
+
+
+def test_an_ffmpeg_on_the_path_is_found_and_one_that_fails_says_why(tmp_path, monkeypatch):
+    black = [np.zeros((16, 16, 3), np.uint8)] * 3
+    with pytest.raises(OSError, match=r"ffmpeg ended with code \d+: .*No such file or directory"):
+        video.write_mp4(tmp_path / "nowhere" / "a.mp4", black, 10)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert video.find_ffmpeg.__wrapped__() == ""
+    (tmp_path / "ffmpeg").touch(0o755)
+    assert video.find_ffmpeg.__wrapped__() == str(tmp_path / "ffmpeg")
 
 
 def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):
