@@ -3,11 +3,12 @@
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
 env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0    env=benchmarks.worlds:Hill-v0
+env=benchmarks.worlds:Drifting-v0    env=benchmarks.worlds:Reach-v0
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -57,6 +58,60 @@ class Distracted(Beside, CartPoleEnv):  # type: ignore[misc]
 
 class DistractedPendulum(Beside, PendulumEnv):  # type: ignore[misc]
     """Gymnasium's Pendulum with numbers beside it that say nothing."""
+
+
+class Drifting(gym.ObservationWrapper):  # type: ignore[type-arg]
+    """A world of numbers with `beside` more that say nothing and drift as an Ornstein-Uhlenbeck process of deviation 1.
+
+    Each remembers KEPT of itself at a step, so that a model can predict it, at the expense of what else it could.
+    """
+
+    KEPT = 0.95
+    # Gymnasium reads it of the class, where a wrapper has none.
+    metadata: ClassVar = {"render_modes": []}  # type: ignore[misc]
+
+    def __init__(self, world: str = "Pendulum-v1", beside: int = 32, render_mode: str | None = None) -> None:
+        super().__init__(gym.make(world, render_mode=render_mode))
+        self.drift = np.zeros(beside)
+        box: Any = self.env.observation_space
+        limits = np.full(beside, np.inf, np.float32)
+        self.observation_space = gym.spaces.Box(np.r_[box.low, -limits], np.r_[box.high, limits], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.drift = self.unwrapped.np_random.normal(size=len(self.drift))
+        return np.r_[obs, self.drift].astype(np.float32), info
+
+    def observation(self, obs: np.ndarray) -> np.ndarray:
+        fresh = self.unwrapped.np_random.normal(size=len(self.drift))
+        self.drift = self.KEPT * self.drift + (1 - self.KEPT**2) ** 0.5 * fresh
+        return np.r_[obs, self.drift].astype(np.float32)
+
+
+class Reach(gym.Env):
+    """A point on a line goes to a place that is another one in each episode: x' = x + 0.2 u, in [-1, 1], 50 steps.
+
+    Observation, float32 (2,): the point and the place. A step earns 1 less the distance from it.
+    """
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed)
+        self.point, self.place = self.np_random.uniform(-1, 1, 2)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        throttle = np.clip(np.asarray(action).ravel()[0], -1, 1)
+        self.point = np.clip(self.point + 0.2 * throttle, -1, 1)
+        return self._obs(), 1 - abs(float(self.point - self.place)), False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.point, self.place], np.float32)
 
 
 class NoisyPendulum(PendulumEnv):
@@ -235,6 +290,8 @@ class Field(CellWorld):
 
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
+gym.register("Drifting-v0", f"{__name__}:Drifting")
+gym.register("Reach-v0", f"{__name__}:Reach", max_episode_steps=50)
 gym.register("NoisyPendulum-v0", f"{__name__}:NoisyPendulum", max_episode_steps=200)
 gym.register("Hill-v0", f"{__name__}:Hill", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
