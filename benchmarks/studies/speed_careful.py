@@ -1,4 +1,4 @@
-"""The wish of a careful driver of `benchmarks.goals:Speed-v0`, who taught the first policy of the study kl_reference_sac."""
+"""The wish of a careful driver of Speed-v0, who taught the first policy of the study kl_reference_sac."""
 
 import numpy as np
 
