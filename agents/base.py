@@ -21,6 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
+from agents.networks.policy_layers import PolicyLayers
 from agents.predictor import Predictor
 from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse, reset_mode
@@ -256,6 +257,10 @@ class BaseAgent(Predictor):
         others = self.weights()
         others.pop("modules.policy", None)
         set_state(self, others, state)
+
+    def begin_with(self, source: PolicyLayers) -> list[str]:
+        """Begin with the policy of an agent of another kind; the names of what was taken. A ValueError if it cannot."""
+        raise ValueError(f"a {type(self).__name__} begins with no other agent's policy; ppo and dyna do")
 
     @classmethod
     def weights(cls) -> dict[str, str]:

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from agents.networks.policy_layers import PolicyLayers
 from envs.masks import require_mask
 from envs.transitions import map_obs
 from envs.types import Obs, StateDict
@@ -112,6 +113,13 @@ class Predictor(ABC):
     @abstractmethod
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """As `predict`, of a batch; `starts` bool (B,). If it can be `masked` there is a fifth, `mask`, bool (B, n)."""
+
+    def policy_layers(self) -> PolicyLayers:
+        """The policy as layers that another agent can begin with; a ValueError if it has no such form."""
+        raise ValueError(
+            f"its policy, of {type(self).__name__}, is no stack of layers for another agent to begin with; those of "
+            "iql, cloning and dyna are"
+        )
 
     def beside(self) -> dict[str, Any]:
         """What a file keeps besides weights and configuration; plain data, see `lodestar.state.pack`."""

@@ -24,7 +24,7 @@ from runners.cli.compose import compose
 from runners.cli.presets import needed_steps
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
-from runners.run.build import Parts, build, initialise
+from runners.run.build import Parts, build
 from runners.run.checkpoint import write_json
 from runners.run.config import TrainConfig
 from runners.run.control import Control
@@ -307,6 +307,8 @@ class Work:
         if state is not None:
             last_row = int(state["log"]["rows"])
         elif config.init_from:
+            from runners.run.policies import initialise
+
             parts.taken = initialise(config, parts)
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         live = Live(config.total_timesteps, self._start)

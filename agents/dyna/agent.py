@@ -30,7 +30,8 @@ from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.networks.actor_critic import SpaceEncoding
-from agents.off_policy import compiled
+from agents.networks.policy_layers import PolicyLayers
+from agents.off_policy import compiled, handover
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.reference import START, ReferenceActor
 from agents.off_policy.sac import SoftActorCritic
@@ -272,12 +273,15 @@ class Dyna(BaseAgent):
             if self.config.imitate:
                 real = self.replay.lower_bounds(real, lambda *rows: self.learner.q(*rows).mean(0))
             parts.insert(0, real)
-        metrics = compiled.updates(self.learner, parts, count, self._n_updates)
+        warms_up = self.num_timesteps <= self.config.actor_from
+        metrics = None
+        if not warms_up:
+            metrics = compiled.updates(self.learner, parts, count, self._n_updates)
         if metrics is not None:
             return metrics
         metrics = {}
         for i in range(count):
-            with_actor = (self._n_updates + i + 1) % self.config.actor_every == 0
+            with_actor = not warms_up and (self._n_updates + i + 1) % self.config.actor_every == 0
             learn = self._learn if with_actor else self._learn_critics
             metrics |= learn(_minibatch(parts, i, count))
         return metrics
@@ -304,6 +308,15 @@ class Dyna(BaseAgent):
         if self.reference is not None:
             state["reference"] = self.reference.state_dict()
         return state
+
+    def policy_layers(self) -> PolicyLayers:
+        return handover.policy_layers(self.learner, self.encoding)
+
+    def begin_with(self, source: PolicyLayers) -> list[str]:
+        taken = handover.begin_with(self.learner, source)
+        # It acts from the first step on, and is due to learn as soon as `learning_starts` rows are stored.
+        self._fitted_at = -self.config.model_every
+        return taken
 
     def set_state(self, state: StateDict) -> None:
         super().set_state(state)

@@ -64,6 +64,7 @@ class DynaConfig(LearnerConfig):
     imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", "[0, 1)")
     buffer_size: int = setting(200_000, "transitions stored", ">= 2")
     learning_starts: int = preset_setting(500, "environment steps with random actions", ">= 2")
+    actor_from: int = setting(0, "environment steps before the actor learns, and not the critics alone", ">= 0")
     normalize_obs: str = preset_setting("first", "first: by the random steps", "none | first")
     epsilon: float = preset_setting(0.1, "share of random actions, where they are discrete", "[0, 1]")
     rollout: int = setting(100, "environment steps between two points where a run can be saved", ">= 1")
@@ -124,6 +125,10 @@ class DynaConfig(LearnerConfig):
         self.refuse_if(
             changes_rollouts and not self.uses_model,
             "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
+        )
+        self.refuse_if(
+            self.actor_from and self.update == "svg",
+            "agent.actor_from={actor_from} is for update=none or buffer, not for svg, which always moves both",
         )
         self.refuse_if(
             (self.demos or self.imitate) and not self.relabel,

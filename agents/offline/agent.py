@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.base import BaseAgent, Episodes, OnStep
+from agents.networks.policy_layers import PolicyLayers
 from agents.offline.cloning import Cloning, CloningConfig
 from agents.offline.dt import DT, DTConfig
 from agents.offline.iql import IQL, IQLConfig, refuse_spaces
@@ -85,6 +86,9 @@ class OfflineAgent(BaseAgent):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         return self.learner._predict(obs, state, starts, deterministic)
+
+    def policy_layers(self) -> PolicyLayers:
+        return self.learner.policy_layers()
 
     def reseed(self, seed: int) -> None:
         self.learner._generator.manual_seed(seed)

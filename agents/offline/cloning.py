@@ -25,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.stacked import Stacked
+from agents.networks.policy_layers import DenseLayer, PolicyLayers, layers_of
+from agents.networks.stacked import ACTIVATIONS, Stacked
 from agents.offline.iql import IQL, NormalizedInputs
+from agents.predictor import Predictor
 from envs.recording import episodes
 from envs.transitions import Transitions
 from envs.types import Obs
@@ -52,6 +54,8 @@ class CloningConfig(Settings):
     batch_size: int = setting(256, "chunks a step", ">= 1")
     gamma: float = setting(0.99, "discount of shaped rewards, as shape=potential; cloning reads none", "(0, 1]")
     net_arch: list[int] = setting([256, 256, 256], "units of the hidden layers", ">= 1")
+    activation: str = setting("silu", "of the hidden layers", choices=tuple(ACTIVATIONS))
+    squash: bool = setting(False, "mixture: whether a tanh bounds the means of actions, as in SAC; PPO has none")
 
 
 class Cloning(IQL):
@@ -63,6 +67,38 @@ class Cloning(IQL):
         self._steps = total or steps
         self._steps_left = self._steps - begin
         return super().learn(steps)
+
+    def policy_layers(self) -> PolicyLayers:
+        config = self.config
+        if type(self) is not Cloning or config.head != "mixture":
+            # Returns are inputs, too, or noise is.
+            return Predictor.policy_layers(self)
+        if self.encoding.discrete:
+            raise ValueError("its clone has no logits of actions; imitate discrete ones by agent=iql agent.beta=0")
+        if config.chunk > 1 or config.components > 1:
+            raise ValueError(
+                f"its clone draws {config.chunk} actions at once from {config.components} Gaussians, and other agents "
+                "draw one from one; train it with agent.chunk=1 agent.components=1"
+            )
+        mixture = self.net
+        layers = layers_of(mixture.net.weights())
+        last = layers.pop()
+        # Outputs are the log-weight of the only component, its means, and its log-deviations.
+        size = self.encoding.action_size
+        means = slice(1, 1 + size)
+        layers.append(DenseLayer(last.weight[:, means], last.bias[means]))
+        # Its deviations differ by state, other agents' do so in another form: those of the mean observation are taken.
+        mean_obs = mixture.mean.new_zeros(1, len(mixture.mean))
+        _, _, log_std = mixture.gaussians(mean_obs)
+        return PolicyLayers(
+            self.encoding,
+            layers,
+            config.activation,
+            mixture.mean,
+            mixture.std,
+            squashed=config.squash,
+            log_std=log_std[0, 0],
+        )
 
     def _networks(self, seed: int) -> Any:
         return self._make_head(self.encoding.obs_size, seed)
@@ -152,7 +188,8 @@ class _Mixture(NormalizedInputs):
         self.shape = (config.components, 2, config.chunk * actions)
         super().__init__(inputs)
         outputs = config.components + math.prod(self.shape)
-        self.net = Stacked(1, inputs, config.net_arch, outputs, activation="silu", seed=seed)
+        self.squash = config.squash
+        self.net = Stacked(1, inputs, config.net_arch, outputs, activation=config.activation, seed=seed)
 
     def gaussians(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights (B, K), means and log-deviations (B, K, W)."""
@@ -160,6 +197,8 @@ class _Mixture(NormalizedInputs):
         out = self.net(obs)[0]
         log_weights = torch.log_softmax(out[:, :components], -1)
         means, log_std = out[:, components:].unflatten(1, self.shape).unbind(2)
+        if self.squash:
+            means = torch.tanh(means)
         log_std = log_std.clamp(MIN_MIXTURE_LOG_STD, MAX_MIXTURE_LOG_STD)
         return log_weights, means, log_std
 
@@ -193,7 +232,7 @@ class _Diffusion(NormalizedInputs):
         width = config.chunk * actions
         super().__init__(inputs)
         sizes = (inputs + width + 3, config.net_arch, width)
-        self.net = Stacked(1, *sizes, activation="silu", seed=seed)
+        self.net = Stacked(1, *sizes, activation=config.activation, seed=seed)
         # Nichol & Dhariwal's cosine: abar_n, the share of the signal's variance after n steps.
         time = torch.linspace(0, 1, config.noise_steps + 1)
         angle = (time + 0.008) / 1.008 * (math.pi / 2)

@@ -37,6 +37,7 @@ class CPLConfig(Settings):
     learning_rate: float = setting(3e-4, "of Adam [1e-4]", "(0, 1]")
     batch_size: int = setting(256, "transitions a step of cloning", ">= 1")
     net_arch: list[int] = setting([64, 64], "units of the hidden layers [512, 512]", ">= 1")
+    squash: bool = setting(True, "whether a tanh bounds the means of actions, as in SAC; PPO has none")
     cloning: float = setting(0.4, "share of the steps, the first ones, that clone the recording", "[0, 1)")
     comparisons: int = setting(32, "comparisons a step after that [96]", ">= 1")
     alpha: float = setting(0.1, "weight of a log-probability", "> 0")
@@ -53,6 +54,7 @@ class CPL(IQL):
     """The policy of an `IQL`; its signal: first and second segments (L, M), and P(second is better) (M,)."""
 
     Config = CPLConfig
+    has_values = False
 
     def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         """Clone, take a new optimiser, compare; returns losses, and the accuracy on comparisons held out, if any."""

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
+from agents.networks.policy_layers import CriticKind, DenseLayer, PolicyLayers
 from agents.predictor import Predictor
 from envs.transitions import Transitions
 from envs.types import Obs
@@ -64,6 +65,7 @@ class IQLConfig(Settings):
     tau: float = setting(0.005, "share of the new Q in its target after each step", "(0, 1]")
     batch_size: int = setting(256, "transitions a step", ">= 1")
     net_arch: list[int] = setting([64, 64], "units of the hidden layers of each network [256, 256]", ">= 1")
+    squash: bool = setting(True, "whether a tanh bounds the means of actions, as in SAC; PPO has none")
     normalize_reward: bool = setting(True, "whether rewards are divided by their standard deviation over the data")
 
 
@@ -117,6 +119,8 @@ class IQL(Predictor):
 
     Config: ClassVar[type[Any]] = IQLConfig
     learns_from: ClassVar[str] = "rewards"
+    # Whether Q estimates discounted rewards, so that other critics can begin with it.
+    has_values: ClassVar[bool] = True
     mode = True
 
     def __init__(
@@ -195,6 +199,44 @@ class IQL(Predictor):
         if self.discrete:
             return action + self.encoding.action_space.start, None
         return self.encoding.decode(action), None
+
+    def policy_layers(self) -> PolicyLayers:
+        net = self.net
+        if self._extra_size():
+            # It acts for a goal, or for a return, which no other policy reads.
+            return super().policy_layers()
+        layers = [DenseLayer(weight[0], bias[0, 0]) for weight, bias in net.layers(PI)]
+        # The policy does not read the action, whose inputs stand behind those of the observation.
+        first = layers[0].weight[: self.encoding.obs_size]
+        layers[0] = DenseLayer(first, layers[0].bias)
+        log_std = None
+        if not net.discrete:
+            log_std = net.deviation_log()
+        return PolicyLayers(
+            self.encoding,
+            layers,
+            "relu",
+            net.mean,
+            net.std,
+            squashed=net.squash,
+            log_std=log_std,
+            critics=self._critics(),
+            critic_kind=CriticKind("relu"),
+        )
+
+    def _critics(self) -> list[Tensor]:
+        """Weights and biases of both Q, in the rewards' own units; none where Q is no discounted reward."""
+        is_scaled = self.config.normalize_reward if self.has_values else False
+        # Files of before these were kept do not know the unit of their Q.
+        if not self.has_values or (is_scaled and "reward_deviation" not in self.kept):
+            return []
+        critics = [tensor for layer in self.net.layers(Q) for tensor in layer]
+        unit = self.kept["reward_deviation"] if is_scaled else 1.0
+        for place in (-2, -1):
+            outputs = critics[place] * unit
+            # Without choices the value is the first output of as many as an action has numbers.
+            critics[place] = outputs if self.discrete else outputs[..., :1]
+        return critics
 
     @classmethod
     def load(
@@ -293,7 +335,7 @@ class IQL(Predictor):
         return 0
 
     def _networks(self, seed: int) -> Any:
-        return _Networks(self.encoding, self.config.net_arch)
+        return _Networks(self.encoding, self.config.net_arch, self.config.squash)
 
     def _copy_target(self) -> list[tuple[Tensor, Tensor]]:
         layers = self.net.layers(Q)
@@ -338,6 +380,7 @@ class IQL(Predictor):
         deviation = float(signal.std())
         if not self.config.normalize_reward or deviation == 0:
             return signal
+        self.kept["reward_deviation"] = deviation
         return signal / deviation
 
     def _choose(self, outputs: Tensor, deterministic: bool) -> Tensor:
@@ -370,16 +413,17 @@ class NormalizedInputs(nn.Module):
 class _Networks(NormalizedInputs):
     """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
 
-    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states.
+    The policy gives logits, or the mean, in [-1, 1] with `squash`, of a Gaussian with one deviation for all states.
     """
 
     reads: Tensor
 
-    def __init__(self, encoding: SpaceEncoding, net_arch: list[int]) -> None:
+    def __init__(self, encoding: SpaceEncoding, net_arch: list[int], squash: bool = True) -> None:
         width = encoding.obs_size
         actions = encoding.action_size
         super().__init__(width)
         self.discrete = encoding.discrete
+        self.squash = squash and not encoding.discrete
         # Discrete actions choose among Q's outputs, others are among its inputs.
         first = width if self.discrete else width + actions
         self.weights = nn.ParameterList()
@@ -412,7 +456,7 @@ class _Networks(NormalizedInputs):
         return outputs[..., :1]
 
     def policy(self, outputs: Tensor) -> Tensor:
-        return outputs if self.discrete else torch.tanh(outputs)
+        return torch.tanh(outputs) if self.squash else outputs
 
     def deviation_log(self) -> Tensor:
         """The logarithm of the Gaussian's deviation, (A,)."""

@@ -46,6 +46,7 @@ class ReCOIL(IQL):
 
     Config = ReCOILConfig
     learns_from = "demonstrations"
+    has_values = False
 
     def _scale_signal(self, signal: np.ndarray) -> np.ndarray:
         demos = np.flatnonzero(signal)

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from agents.base import BaseAgent, OnStep, TaskScorer
 from agents.networks.actor_critic import Actions, Inputs, mask_outputs
+from agents.networks.policy_layers import PolicyLayers
+from agents.ppo import handover
 from agents.ppo.collector import Collector
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import collector_class
@@ -185,6 +187,9 @@ class PPO(BaseAgent):
         places = [old_streams.index(name) if name in old_streams else None for name in self.streams]
         return {**weights, **self.policy.values_from(weights, places)}
 
+    def begin_with(self, source: PolicyLayers) -> list[str]:
+        return handover.begin_with(self, source)
+
     def begin_rollout(self) -> None:
         if self.collector.begin():
             self.schedule.finish(self)
@@ -308,6 +313,9 @@ class PPO(BaseAgent):
         """The one advantage (T, N) that the policy follows."""
         advantage = self.combiner.combine(scored).astype(np.float32, copy=False)
         self.metrics |= self.combiner.metrics
+        if scored.timesteps <= self.config.actor_from:
+            # Without advantages only the values learn.
+            return np.zeros_like(advantage)
         importance = scored.collector.importance
         if importance is None or (importance == 1).all():
             return advantage

@@ -67,6 +67,7 @@ class CoreSettings(Settings):
         "of the Gaussian noise of one step with that of the next: 0.9 explores in one direction for ten steps",
         "[0, 1)",
     )
+    actor_from: int = setting(0, "environment steps before the policy learns, and not the values alone", ">= 0")
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
         "auto",

@@ -424,44 +424,6 @@ def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
     return newest
 
 
-def initialise(config: TrainConfig, parts: Parts) -> str:
-    """Give a new run's agent and rewards the weights of `config.init_from`; returns a sentence about what was taken.
-
-    PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new. A UsageError if it is no
-    run, or has another agent, other spaces or sizes.
-    """
-    run = Path(config.init_from)
-    saved = saved_config(run, "init_from")
-    name = dict(saved.get("agent") or {}).get("name")
-    streams = list(saved.get("reward") or {})
-    state, step = load_checkpoint(run)
-    loaded = []
-    try:
-        if config.init != "rewards":
-            if name != config.agent_name:
-                raise UsageError(f"init_from={run} has agent={name}, not {config.agent_name}; give init=rewards")
-            from agents.base import BaseAgent
-
-            model = parts.model
-            # Only our own agents have more to take than a policy.
-            if isinstance(model, BaseAgent):
-                model.start_from(state["agent"], streams)
-            else:
-                model.policy.load_state_dict(state["agent"]["modules"]["policy"])
-            loaded.append("agent")
-        if config.init != "agent":
-            for stream in streams:
-                if stream in parts.mix.streams and stream != "task":
-                    parts.mix.streams[stream].load_state_dict(state["mix"]["streams"][stream])
-                    loaded.append(stream)
-            if not loaded:
-                raise UsageError(f"init_from={run} has the rewards {', '.join(streams)}, none of which this run learns")
-    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
-        words = quote_error(error)
-        raise UsageError(f"init_from={run} does not fit this run's environment, networks, options ({words})") from None
-    return f"from step {step:,} of {run}: {', '.join(loaded)}"
-
-
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next pass, as returning them to the kernel costs up to a quarter."""
     with suppress(OSError, AttributeError):

@@ -102,7 +102,7 @@ class TrainConfig(Settings):
     root: str = setting("runs", "folder that runs are written to")
     run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
     resume: str = setting("auto", "auto (the same command continues), never, must", "auto | never | must")
-    init_from: str = setting("", "folder of a run with whose weights this one begins")
+    init_from: str = setting("", "run, or file of a policy, with whose weights this one begins")
     init: str = setting("both", "what of init_from is taken", "both | agent | rewards")
     checkpoint_every: int = setting(
         20_000, "environment steps between two checkpoints; 0 saves only at the end", ">= 0"

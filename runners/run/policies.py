@@ -1,9 +1,12 @@
-"""A policy by a text, for `env.base=` and `runners.record policy=`.
+"""A policy by a text, for `env.base=` and `runners.record policy=`; and what a new run takes of one, for `init_from=`.
 
 runs/Pendulum-v1/sac-task/...   a run's folder, or an exported one
 cloned.safetensors              what `runners.offline out=` wrote
 model.zip                       Stable-Baselines3's: its weights are read, nothing that is pickled in it is executed
 my_file:function                a batch of observations (N, D) -> actions (N, A), (N,) where they are discrete
+
+`init_from=` takes a run of the same agent (policy, values, model), or a run or file of another one: what fits of its
+policy and critics, see `agents.networks.policy_layers`.
 """
 
 import io
@@ -19,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from envs.residual import script
 from lodestar.files import SMALL, regular
 from lodestar.tables import MODULE_AND_CLASS, module_name
-from runners.run.build import load_run, networks_that_fit
-from runners.run.config import UsageError
+from runners.run.build import Parts, load_checkpoint, load_run, networks_that_fit, quote_error, saved_config
+from runners.run.config import TrainConfig, UsageError
 
 # The class that a file of runners.offline names -> where it is.
 OFFLINE = {
@@ -124,3 +127,86 @@ def _check_size(name: str, size: int, max_size: int) -> None:
         raise ValueError(
             f"its {name} unfolds to {size:,} bytes, more than the {max_size:,} that weights of its size do"
         )
+
+
+def initialise(config: TrainConfig, parts: Parts) -> str:
+    """Give a new run's agent and rewards what `config.init_from` has learned; returns a sentence about what was taken.
+
+    PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new. A UsageError if it is no
+    run and no file, or has other spaces or sizes.
+    """
+    source = Path(config.init_from)
+    try:
+        if source.is_file():
+            return f"from {source}: {', '.join(_begin_with_file(config, source, parts.model))}"
+        saved = saved_config(source, "init_from")
+        state, step = load_checkpoint(source)
+        streams = list(saved.get("reward") or {})
+        loaded = []
+        if config.init != "rewards":
+            loaded += _begin_with_run(config, dict(saved.get("agent") or {}).get("name"), state, streams, parts.model)
+        if config.init != "agent":
+            for stream in streams:
+                if stream in parts.mix.streams and stream != "task":
+                    parts.mix.streams[stream].load_state_dict(state["mix"]["streams"][stream])
+                    loaded.append(stream)
+            if not loaded:
+                words = ", ".join(streams)
+                raise UsageError(f"init_from={source} has the rewards {words}, none of which this run learns")
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"init_from={source} cannot begin this run: {error}") from None
+    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+        words = quote_error(error)
+        raise UsageError(
+            f"init_from={source} does not fit this run's environment, networks, options ({words})"
+        ) from None
+    return f"from step {step:,} of {source}: {', '.join(loaded)}"
+
+
+def _begin_with_run(config: TrainConfig, name: Any, state: dict[str, Any], streams: list[str], model: Any) -> list[str]:
+    """The names of what the model took from the state of a run of agent `name`."""
+    from agents.base import BaseAgent
+
+    is_own = isinstance(model, BaseAgent)
+    if name == config.agent_name:
+        # Only our own agents have more to take than a policy.
+        if is_own:
+            model.start_from(state["agent"], streams)
+        else:
+            model.policy.load_state_dict(state["agent"]["modules"]["policy"])
+        return ["agent"]
+    if not is_own:
+        raise UsageError(f"init_from={config.init_from} has agent={name}, not {config.agent_name}; give init=rewards")
+    return _begin_with_agent(load_run(Path(config.init_from), config.trust).model, model)
+
+
+def _begin_with_file(config: TrainConfig, path: Path, model: Any) -> list[str]:
+    """The names of what the model took from a file."""
+    from agents.base import BaseAgent
+
+    if config.init == "rewards" or not isinstance(model, BaseAgent):
+        raise UsageError(
+            f"init_from={path} is a file of a policy, for agent=ppo or dyna; give a run's folder for init=rewards"
+        )
+    try:
+        with safe_open(regular(path.resolve()), "np") as file:
+            kind = (file.metadata() or {}).get("agent")
+    except SafetensorError as error:
+        raise UsageError(f"init_from={path} is no safetensors file ({error}); give one of runners.offline") from None
+    if kind == type(model).__name__:
+        other = type(model).load(str(path), model.envs, device=str(model.device))
+        model.start_from(other.get_state(), list(other.scorer.streams))
+        return ["agent"]
+    return _begin_with_agent(from_file(path, model.observation_space, model.action_space), model)
+
+
+def _begin_with_agent(other: Any, model: Any) -> list[str]:
+    spaces = (("observations", "observation_space"), ("actions", "action_space"))
+    for words, attribute in spaces:
+        theirs = getattr(other, attribute)
+        own = getattr(model, attribute)
+        if theirs != own:
+            raise UsageError(f"its {words} are {theirs}, and this run's are {own}")
+    return model.begin_with(other.policy_layers())

@@ -19,8 +19,9 @@ from runners.evaluate import evaluation
 from runners.evaluation.evaluator import Evaluator
 from runners.run import checkpoint
 from runners.run import progress as running
-from runners.run.build import build, initialise, load_run
+from runners.run.build import build, load_run
 from runners.run.config import load
+from runners.run.policies import initialise
 from runners.run.progress import read_csv
 from runners.run.value import replace_arguments
 from runners.sweep.display import progress
