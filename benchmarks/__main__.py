@@ -37,6 +37,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "shaping_grid": ("benchmarks.checks.shaping_grid:run", "vision"),
     "offline": ("benchmarks.checks.offline:run", "vision"),
     "offline_rewards": ("benchmarks.checks.offline_rewards:run", "shelf3"),
+    "online_from_iql": ("benchmarks.checks.online_from_iql:run", "shelf3"),
     "offline_shelf": ("benchmarks.checks.offline_shelf:run", "agents2"),
     "fdvl_fresh": ("benchmarks.checks.offline_fresh:run_fdvl", "agents2"),
     "cpl_regret": ("benchmarks.checks.offline_fresh:run_cpl", "agents2"),
