@@ -74,7 +74,7 @@ class TaskScorer(Stateful):
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
         return raw["task"]
 
-    def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+    def scale_rewards(self, raw: dict[str, Array]) -> dict[str, Array]:
         return raw
 
     def weights(self, timesteps: Any) -> dict[str, float]:

@@ -203,7 +203,7 @@ class QD(BaseAgent):
     def _read_individuals(self, batch: Transitions, raw: dict[str, np.ndarray]) -> People:
         """The children that were played, with their returns and where their episodes ended."""
         weights = self.scorer.weights(self.num_timesteps)
-        scaled = self.scorer.scaled(raw)
+        scaled = self.scorer.scale_rewards(raw)
         reward = sum(part * weights[name] for name, part in scaled.items())
         discounted = reward * self.config.gamma**batch.step
         discounted = np.where(batch.valid, discounted, 0)

@@ -190,7 +190,7 @@ class SQIRL(BaseAgent):
         memory = scorer.initial_memory(self.steps.n)
         raw, _ = scorer.score(batch, memory)
         weights = scorer.weights(self.num_timesteps)
-        scaled = scorer.scaled(raw)
+        scaled = scorer.scale_rewards(raw)
         reward: Any = sum(part * weights[name] for name, part in scaled.items())
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
         # Before the stage's step actions were greedy; the returns after it are those of random play.

@@ -66,7 +66,7 @@ class StreamScorer(Scorer, Protocol):
     def score(self, batch: "Transitions", memory: Memory) -> tuple[dict[str, Array], Memory]:
         """Raw scores by stream, leading shape of the batch."""
 
-    def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+    def scale_rewards(self, raw: dict[str, Array]) -> dict[str, Array]:
         """The rewards that each stream's value predicts."""
 
     def weights(self, timesteps: Any) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class Reward(ABC):
         """
         raise TypeError(f"{type(self).__name__} names no extra in recalls, so its memory stands for itself")
 
-    def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score_both_states(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores at `obs` and `next_obs`, float32, of rows of which `recall` kept this; equal where one is missing."""
         raise TypeError(f"{type(self).__name__} has no score before a step")
 

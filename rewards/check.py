@@ -157,7 +157,7 @@ class _Check:
         finally:
             changed = [name for name, value in process_settings().items() if value != before[name]]
             for name in changed:
-                _set(name, before[name])
+                _call_setter(name, before[name])
         if changed:
             self.fail(f"{what} changed {changed[0]}, which the whole process shares; leave it as it was")
         if batch is not None and not is_equal(vars(batch_before), vars(batch)):
@@ -537,7 +537,7 @@ def process_settings() -> dict[str, Any]:
     return settings
 
 
-def _set(name: str, value: Any) -> None:
+def _call_setter(name: str, value: Any) -> None:
     if name == "np.seterr":
         np.seterr(**value)
     else:
@@ -628,7 +628,7 @@ def random_rollout(
         if f"obs_{name}" in requires:
             modalities[f"obs_{name}"] = x[:-1]
     return Transitions(
-        obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
+        obs=_select_rows(step == 0, starts, map_obs(lambda x: x[:-1], states)),
         action=_sample(action_space, steps, envs, seed),
         reward=rng.normal(size=(steps, envs)).astype(np.float32),
         next_obs=map_obs(lambda x: x[1:], states),
@@ -651,8 +651,8 @@ def _exchange_rows(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: map_obs(lambda x: np.roll(x, (1, 1), (0, 1)), value) for name, value in fields.items()}
 
 
-def _where(mask: np.ndarray, one: Any, other: Any) -> Any:
+def _select_rows(mask: np.ndarray, one: Any, other: Any) -> Any:
     """`one` in the rows of `mask` (steps, envs), `other` elsewhere; dicts entry by entry."""
     if isinstance(one, dict):
-        return {key: _where(mask, one[key], other[key]) for key in one}
+        return {key: _select_rows(mask, one[key], other[key]) for key in one}
     return np.where(mask.reshape(*mask.shape, *[1] * (one.ndim - 2)), one, other)

@@ -101,7 +101,7 @@ class TwoLevel(Pair):
         cheap = values_of(self.cheap.score(batch))
         if not len(self.asked):
             return cheap
-        return self.correction.at(self.states(batch), cheap)
+        return self.correction.predict(self.states(batch), cheap)
 
     def states(self, batch: Transitions) -> np.ndarray:
         """What delta is a function of: float32 (N, D)."""
@@ -195,8 +195,8 @@ class Correction(Stateful):
                 self.trend = trend
                 self.weights = solve_triangular(root, residual, lower=True, trans=1)
 
-    def at(self, x: np.ndarray, cheap: np.ndarray) -> np.ndarray:
-        """What the dear source would say, float32 (N,)."""
+    def predict(self, x: np.ndarray, cheap: np.ndarray) -> np.ndarray:
+        """The value that the dear source is expected to give, float32 (N,)."""
         delta = self.kernel(x, self.x, self.length) @ self.weights
         return (self.trend[0] + self.trend[1] * (cheap - self.cheap.mean()) + delta).astype(np.float32)
 

@@ -328,7 +328,7 @@ def compare_by_judge(
     reward.segments.add(batch)
     if len(reward.segments) < 2:
         raise UsageError(f"the data has no two segments of {config.length} steps to compare; give a smaller length=")
-    pairs, metrics = reward.compared(config.queries)
+    pairs, metrics = reward.draw_labelled_pairs(config.queries)
     if pairs is None or (pairs[2] == 0.5).all():
         raise UsageError(f"the judge {config.judge} preferred nothing: {' '.join(reward.notes())}")
     return pairs, metrics | {"labels": float(len(pairs[2]))}, reward.notes()

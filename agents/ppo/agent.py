@@ -244,7 +244,7 @@ class PPO(BaseAgent):
         rollout = collector.rollout
         transitions = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(transitions, self.memory)
-        scaled = self.scorer.scaled(raw)
+        scaled = self.scorer.scale_rewards(raw)
         missing = [name for name in self.scorer.streams if name not in scaled]
         if missing:
             raise ValueError(f"the reward has no score for its stream {missing[0]!r}, only for {sorted(scaled)}")

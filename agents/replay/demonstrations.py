@@ -158,7 +158,7 @@ class MixedReplay(Replay):
 
     def _goal_reward(self, rows: Transitions) -> np.ndarray:
         """What the goals alone reward each row with, as the agent is rewarded now."""
-        scaled = self.scorer.scaled(self.scorer.relabel(rows))
+        scaled = self.scorer.scale_rewards(self.scorer.relabel(rows))
         weights = self.scorer.weights(self.timesteps)
         return np.sum([scaled[name] * weights[name] for name in self.goals], 0)
 

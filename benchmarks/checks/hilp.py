@@ -33,7 +33,7 @@ from envs.recording import episodes
 from envs.transitions import Transitions
 from rewards.compare import spearman
 from rewards.demonstrations.hilp import LATER, Hilbert, HilpConfig
-from rewards.exploration.learned import dense
+from rewards.exploration.learned import dense_layers
 from runners.report.statistics import aggregate
 from runners.run.prompt import set_prompt
 
@@ -75,7 +75,7 @@ def one(seed: int, steps: int = STEPS) -> dict[str, float]:
     found: dict[str, float] = {}
     for arm, learned in (("hilp", steps), ("control", 1)):
         config = HilpConfig(steps=learned, follow=0.05)
-        hilbert = Hilbert.learned(batch.obs, batch.next_obs, episodes(batch), config, seed, "cpu")
+        hilbert = Hilbert.from_episodes(batch.obs, batch.next_obs, episodes(batch), config, seed, "cpu")
         model = HILP(HILPConfig(**LEARN | SKILLS), *SPACES, batch, hilbert.phi, seed=seed)
         model.learn(steps)
         found[arm] = reached(towards(model, hilbert.phi), starts, goals, seed)
@@ -211,7 +211,7 @@ def successor_features(batch: Transitions, seed: int, steps: int, size: int = 16
     draws = torch.Generator().manual_seed(seed)
     obs, after = torch.from_numpy(batch.obs), torch.from_numpy(batch.next_obs)
     action = torch.from_numpy(batch.action)
-    phi = dense(2, (128, 128, size), draws)
+    phi = dense_layers(2, (128, 128, size), draws)
     optimizer = torch.optim.Adam(phi.parameters(), lr=1e-3)
     for _ in range(steps):  # neighbours alike, all others orthonormal
         one, two = torch.randint(len(obs), (2, 256), generator=draws)
@@ -223,7 +223,7 @@ def successor_features(batch: Transitions, seed: int, steps: int, size: int = 16
     with torch.no_grad():
         features = phi(after)
         features /= features.square().mean().sqrt()
-    net, target = (dense(2 + size, (128, 128, 4 * size), torch.Generator().manual_seed(seed)) for _ in range(2))
+    net, target = (dense_layers(2 + size, (128, 128, 4 * size), torch.Generator().manual_seed(seed)) for _ in range(2))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(steps):
         row, other = torch.randint(len(obs), (2, 256), generator=draws)

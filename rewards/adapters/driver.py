@@ -67,7 +67,7 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._obs, info = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of_one(info))
-        return self.shown(), info
+        return self.current_obs(), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -76,9 +76,9 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         # Rewards see a step as a batch of one transition.
         batch = from_gym_step(self.tracker.cursor, *step)
         ends = self.observe(batch, info)
-        return self.shown(), reward, terminated or ends, truncated, info
+        return self.current_obs(), reward, terminated or ends, truncated, info
 
-    def shown(self) -> Any:
+    def current_obs(self) -> Any:
         """The observation as it is handed on."""
         return self._obs
 
@@ -93,7 +93,7 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
     def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._obs, info = self.env.get_wrapper_attr("restore")(state["env"])
         self.tracker.load_state_dict(state[self.kept])
-        return self.shown(), info
+        return self.current_obs(), info
 
 
 def fits_arrays(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
@@ -139,7 +139,7 @@ class Driver(EpisodeTracker):
         """The reward of a step, float32 (N,)."""
         batch = self.mix.embed(batch)
         self.raw, self.memory = self.mix.score(batch, self.memory)
-        self.parts = self.mix.parts(self.raw, self.timesteps)
+        self.parts = self.mix.weighted_rewards(self.raw, self.timesteps)
         total = add_parts(self.parts)
         # A row that only resets is no step of its environment.
         self.timesteps += int(batch.valid.sum())

@@ -147,7 +147,7 @@ class GuidedEnv(TrackedEnv):
         self.tracker.observe(batch)
         return False
 
-    def shown(self) -> np.ndarray:
+    def current_obs(self) -> np.ndarray:
         return np.concatenate([self._obs, self.tracker.vectors()[0]], dtype=np.float32)
 
 

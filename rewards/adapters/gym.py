@@ -25,7 +25,7 @@ from envs.steps import from_gym_step, from_vector_step, modalities_of, modalitie
 from envs.types import MASK
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver, fits_arrays
-from rewards.adapters.observe import Read, add_modalities, observed_vector, reading
+from rewards.adapters.observe import Read, add_modalities, make_reader, observed_vector
 from rewards.mix.mix import Mix
 
 
@@ -52,7 +52,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(add_modalities(env, mix))
         self.driver = Driver(mix, 1, update_every)
-        space, self._read = reading(env, mix)
+        space, self._read = make_reader(env, mix)
         self._reads_obs, self._reads_action = fits_arrays(mix, space, env.action_space)
         self._obs: Any = None
 
@@ -116,7 +116,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         self._read: Read | None = None
         # Environments that stand in this process, and whose observations no wrapper changes, can be read as adapted.
         if isinstance(env.unwrapped, SyncVectorEnv) and env.unwrapped.single_observation_space == space:
-            space, self._read = reading(env.unwrapped.envs[0], mix)
+            space, self._read = make_reader(env.unwrapped.envs[0], mix)
         self._reads_obs, self._reads_action = fits_arrays(mix, space, env.single_action_space)
         self._obs: Any = None
         # The mask that Gymnasium puts beside what infos hold.

@@ -86,9 +86,11 @@ def require_modalities(env: gym.Env, mix: Mix) -> None:
             )
 
 
-def reading(env: gym.Env, mix: Mix | None = None) -> tuple[spaces.Space, Read | None]:
-    """The space of what rewards read, and what makes it of an observation, or None; as it is, too, with a `mix` made
-    for it.
+def make_reader(env: gym.Env, mix: Mix | None = None) -> tuple[spaces.Space, Read | None]:
+    """The space that rewards read, and a function that maps an observation into it.
+
+    The function is None where rewards read observations unchanged, as those of a `mix` made for the environment's own
+    space do.
     """
     space = env.observation_space
     family = family_of(env.spec)
@@ -119,14 +121,14 @@ def spaces_of(env: Any) -> tuple[spaces.Space, spaces.Space]:
     if not hasattr(env, "observation_space"):
         raise ValueError(f"{env!r:.80} is no environment; give one of Gymnasium, a vector of them, or an SB3 VecEnv")
     if isinstance(env, gym.Env):
-        space, _ = reading(env)
+        space, _ = make_reader(env)
         return space, env.action_space
     sample = sample_of(env)
     if not isinstance(env, VectorEnv):
         return env.observation_space, env.action_space
     space = env.single_observation_space
     if sample is not None and sample.observation_space == space:
-        space, _ = reading(sample)
+        space, _ = make_reader(sample)
     return space, env.single_action_space
 
 

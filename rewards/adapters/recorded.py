@@ -35,7 +35,7 @@ def rate(mix: Mix, data: Transitions, passes: int = 1) -> tuple[np.ndarray, dict
             raw, memory = mix.score(part, memory)
             metrics = mix.update(part, raw)
     raw, _ = mix.score(rollout, mix.initial_memory(1))
-    metrics |= MixMetrics().update(rollout, raw, mix.parts(raw, 0))
+    metrics |= MixMetrics().update(rollout, raw, mix.weighted_rewards(raw, 0))
     # What episodes returned that somebody else acted in says nothing of the agent.
     metrics.pop("rollout/ep_learned_mean", None)
     rating = mix.combine(raw, 0)[:, 0]

@@ -159,7 +159,7 @@ class RewardCallback(BaseCallback):
         # The schedules' clock at each row, (T, 1).
         start = self.num_timesteps - length * n
         timesteps = start + n * np.arange(length)[:, None]
-        parts = self.mix.parts(raw, timesteps)
+        parts = self.mix.weighted_rewards(raw, timesteps)
         episodic = [part for name, part in parts.items() if name not in self.critics]
         # SB3 has added gamma * V(s') to the task's reward where time ran out.
         bootstrap = buffer.rewards - batch.reward

@@ -80,7 +80,7 @@ class DemosDiscriminator(Learned):
         change = np.sqrt(np.square(step).mean(0))
         self.change = np.where(change > 1e-6, change, self.statistics.std).astype(np.float32)
         self.demo_columns = self.read(self.demos)
-        # The numbers that are not 0 in some demonstration, as a row (1, size) for `use`.
+        # The numbers that are not 0 in some demonstration, as a row (1, size) for `set_used_columns`.
         states = self.demo_columns[::2]
         self.shown_states = np.any([x.any(axis=0) for x in states], axis=0, keepdims=True)
         self.encoder = self.net(config.features)
@@ -131,7 +131,7 @@ class DemosDiscriminator(Learned):
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         columns = self.read(batch)
-        self.use(*columns[::2], self.shown_states)
+        self.set_used_columns(*columns[::2], self.shown_states)
         return self.whiten_states(columns)
 
     def logit(self, obs: Tensor, beside: Tensor, *after: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
-from rewards.exploration.learned import dense
+from rewards.exploration.learned import dense_layers
 from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened
 
 # The share of the goals that are later states of the same episode.
@@ -76,13 +76,13 @@ class Hilp(Latent):
     def build(self) -> None:
         super().build()
         config = self.config
-        batch = self.recorded("data")
+        batch = self.load_recording("data")
         self.by_direction = config.value == "direction"
         if self.by_direction:
             self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
         before = self.states(batch.at_obs())
         after = self.states(batch)
-        self.hilbert = Hilbert.learned(before, after, episodes(batch), config, self.seed, self.device)
+        self.hilbert = Hilbert.from_episodes(before, after, episodes(batch), config, self.seed, self.device)
         self.quality = compare_with_steps(self.hilbert, before, after, config.discount, self.seed)
         self.place = self._goal(after)
         self.goal = self.hilbert.phi(self.place)[0]
@@ -127,13 +127,13 @@ class Hilbert(Whitened):
 
     def __init__(self, size: int, features: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__(size)
-        self.heads = nn.ModuleList(dense(size, (hidden, hidden, features), generator) for _ in range(2))
+        self.heads = nn.ModuleList(dense_layers(size, (hidden, hidden, features), generator) for _ in range(2))
 
     @classmethod
-    def learned(
+    def from_episodes(
         cls, before: np.ndarray, after: np.ndarray, episodes: list[slice], config: HilpConfig, seed: int, device: str
     ) -> Self:
-        """Of states (N, D) and what followed them, whose rows the episodes are."""
+        """A network fitted to states (N, D) and their successors; `episodes` are the rows of each."""
         ends = np.zeros(len(before), np.int64)
         for rows in episodes:
             ends[rows] = rows.stop - 1

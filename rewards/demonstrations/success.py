@@ -31,7 +31,7 @@ from envs.types import Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
 from rewards.base import valid_rows
-from rewards.exploration.learned import dense, narrow_linear, used_columns
+from rewards.exploration.learned import dense_layers, narrow_linear, used_columns
 from rewards.vision.latent import Latent, LatentConfig, Whitened
 
 # Logits are clipped here, as values.
@@ -234,7 +234,7 @@ class Success(Latent):
 
     def _states(self, option: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
         """A recording, what its actions led to (N, D), and bool (N,): the rows of every fifth episode."""
-        batch = self.recorded(option)
+        batch = self.load_recording(option)
         held_out = np.zeros(len(batch.step), bool)
         for rows in episodes(batch)[EPISODES_A_HELD_OUT - 1 :: EPISODES_A_HELD_OUT]:
             held_out[rows] = True
@@ -246,9 +246,9 @@ class Classifier(Whitened):
 
     def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__(size)
-        self.first = dense(size, (hidden,), generator)
+        self.first = dense_layers(size, (hidden,), generator)
         self.norm = nn.LayerNorm(hidden)
-        self.last = dense(hidden, (1,), generator)
+        self.last = dense_layers(hidden, (1,), generator)
 
     def forward(self, units: torch.Tensor, dropout: torch.Tensor | None = None) -> torch.Tensor:
         """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `dropout` multiplies it."""

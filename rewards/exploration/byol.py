@@ -191,9 +191,9 @@ class Links:
         is_linked = self.valid | self.ended
         row[1:] = np.maximum.accumulate(np.where(is_linked, number, 0))
         self.flat = (row * envs + np.arange(envs)).ravel()
-        self.on = ~self.before(np.zeros(envs, bool), self.ended)
+        self.on = ~self.previous_values(np.zeros(envs, bool), self.ended)
 
-    def before(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def previous_values(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
         """`values` (T, N) at the row before each, `start` (N,) before the rollout: (T + 1, N)."""
         rows = np.concatenate([start[None], values]).ravel()
         return rows[self.flat].reshape(-1, len(start))
@@ -246,7 +246,7 @@ class Loops(nn.Module):
         count = np.zeros_like(held)
         for k in range(1, self.horizon):
             # Loops of k steps that landed on the row before continue by one step.
-            continues = links.before(held >= k, exist[-1]) & links.on
+            continues = links.previous_values(held >= k, exist[-1]) & links.on
             states = links.carry(memory["open"][:, k - 1], ahead[-1], continues)
             last_states.append(states[-1])
             count += continues[-1]

@@ -97,7 +97,7 @@ class ContrastiveUCB(Learned):
         self.sigma.add(self.phi(rows, action))
         if self.sigma.capacity and self.sigma.since >= self.config.again:
             sample_rows, sample_action, _ = self.split_sample(self.sigma.kept)
-            self.sigma.again(self.phi(sample_rows, sample_action))
+            self.sigma.recompute(self.phi(sample_rows, sample_action))
         return {**metrics, "rank": self.sigma.rank}
 
     def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -105,7 +105,7 @@ class ContrastiveUCB(Learned):
         sample = self.sigma.kept
         drawn = self.rng.integers(len(sample), size=len(columns[0]))
         rows, action, after = self.split_sample(sample[drawn])
-        self.use(rows, after)
+        self.set_used_columns(rows, after)
         used = self.layout.used
         return self.whiten(rows, used), action, self.whiten(after, used)
 
@@ -120,7 +120,7 @@ class ContrastiveUCB(Learned):
         if self.config.phi == "outer":
             product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
             return normalize(product.flatten(1), dim=1).numpy()
-        self.use(rows)
+        self.set_used_columns(rows)
         x = self.whiten(rows, self.layout.used)
         return self.in_pieces(self.encode, x, action).cpu().numpy()
 
@@ -155,7 +155,7 @@ class Covariance(Stateful):
         self.kept = np.zeros((0, 0), np.float32)  # the sample
         self.room = self.kept  # the array that it grows in
         self.seen = 0  # rows of all time
-        self.since = 0  # rows since the last `again`
+        self.since = 0  # rows since the last `recompute`
 
     @property
     def rank(self) -> float:
@@ -196,8 +196,8 @@ class Covariance(Stateful):
         is_inside = drawn < self.capacity
         self.kept[drawn[is_inside]] = rows[is_late][is_inside]
 
-    def again(self, phi: np.ndarray) -> None:
-        """Sum once more: features (M, D) of the sample stand for all rows seen."""
+    def recompute(self, phi: np.ndarray) -> None:
+        """Replace the sum by that of features (M, D) of a sample, which stands for all rows seen."""
         self.since = 0
         self.matrix = self.ridge * np.eye(len(self.matrix))
         self.add(phi * np.sqrt(self.seen / len(phi)))

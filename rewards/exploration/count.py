@@ -21,7 +21,7 @@ from envs.types import Memory, Obs
 from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.base import RewardConfig, compute_once
-from rewards.exploration.learned import part, parts, refuse_rows
+from rewards.exploration.learned import numeric_spaces, obs_entry, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 
 BONUS_KINDS = ("first", "sqrt")
@@ -107,7 +107,7 @@ class Hash:
 
     def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
         self.reward = reward
-        self.parts = parts(space, keys, reward)
+        self.parts = numeric_spaces(space, keys, reward)
         self.bins: dict[str, np.ndarray] = {}  # widths of cells, of the parts that are floats
         for key, box in self.parts.items():
             if np.issubdtype(box.dtype, np.floating):
@@ -124,7 +124,7 @@ class Hash:
         total: Any = np.uint64(0)
         for salt, (key, box) in enumerate(self.parts.items()):
             # Drivers differ in dtype and in a trailing axis of one; the space decides.
-            values = np.asarray(part(obs, key)).astype(box.dtype, copy=False)
+            values = np.asarray(obs_entry(obs, key)).astype(box.dtype, copy=False)
             words = self._words(values.reshape(len(values), -1), key)
             # A product modulo 2**64 keeps little of what differs in the high bits alone, so they are folded in.
             words ^= words >> np.uint64(32)

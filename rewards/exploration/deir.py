@@ -124,7 +124,7 @@ class DEIR(Episodic, Learned):
 
         `start` (N, D) are the trajectories before the rollout.
         """
-        e = visits.of(lambda obs: self.values(self.encoder, obs))
+        e = visits.apply(lambda obs: self.values(self.encoder, obs))
         embedding = torch.from_numpy(e).to(self.device)
         valid = torch.from_numpy(visits.valid).to(self.device)
         ended = torch.from_numpy(visits.ended).to(self.device)

@@ -62,14 +62,14 @@ class Disagreement(Learned):
         members = self.config.members
         if self.config.bootstrap < 1:
             # Each member has rows of its own: (B, ...) -> (K, M, ...).
-            member_rows = np.stack(self.parts(np.arange(len(inputs))))
+            member_rows = np.stack(self.split_rows(np.arange(len(inputs))))
             rows = torch.from_numpy(member_rows).to(inputs.device)
             inputs = inputs.index_select(0, rows.flatten()).unflatten(0, rows.shape)
             target = target.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         prediction = self.ensemble(inputs)
         return {"loss": members * mse_loss(prediction, target.expand(members, -1, -1))}
 
-    def parts(self, rows: np.ndarray) -> list[np.ndarray]:
+    def split_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         """The rows that each member learns from, K times (M,)."""
         members = self.config.members
         share = self.config.bootstrap

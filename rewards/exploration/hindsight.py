@@ -93,7 +93,7 @@ class Hindsight(Forward):
         z = self.chance(given, after, None)
         reward = self.reconstruction(given, z, after) / self.config.temper
         weight = self.config.invariance
-        bank = self.negatives.newest(x.device)
+        bank = self.negatives.kept_rows(x.device)
         if weight == 0 or bank is None:
             return reward
         return reward + weight * self.information(given, z, bank)
@@ -177,6 +177,6 @@ class Bank(Stateful):
         self.rows = torch.cat([newest, self.rows])[:capacity]
         self.filled = min(self.filled + len(newest), capacity)
 
-    def newest(self, device: torch.device) -> Tensor | None:
-        """What is kept (K, size); None before the first."""
+    def kept_rows(self, device: torch.device) -> Tensor | None:
+        """The rows kept, (K, size); None before the first."""
         return self.rows[: self.filled].to(device) if self.filled else None

@@ -53,7 +53,7 @@ class ICM(InverseDynamics):
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         share = self.config.forward_share
-        one, two = tape.each(self.encoder.dense, x, after)
+        one, two = tape.apply_to_each(self.encoder.dense, x, after)
         prediction = tape.net(self.forward_model, one, action)
         tape.squares("forward_loss", prediction, two, 0.5, share)
         self.tape_inverse(tape, one, two, action, 1 - share)

@@ -95,8 +95,8 @@ class Learned(Reward):
             self.actions = ActionCode(self.action_space, name, self.device)
 
     @property
-    def learnt(self) -> int:
-        """How much was learnt so far, a measure of time: minibatches times weights, or else numbers embedded."""
+    def work_done(self) -> int:
+        """A measure of the time spent on learning: minibatches times weights, or numbers embedded without optimiser."""
         optimizer: Flat | None = getattr(self, "optimizer", None)
         if optimizer is None:
             return self.statistics.count * self.config.features
@@ -108,7 +108,7 @@ class Learned(Reward):
 
     def head(self, inputs: int, *widths: int, gain: float = math.sqrt(2)) -> nn.Sequential:
         """Fresh dense layers from `inputs` numbers through `widths`, ReLU between; `gain` is the last one's."""
-        layers = dense(inputs, widths, self.generator)
+        layers = dense_layers(inputs, widths, self.generator)
         with torch.no_grad():
             cast(nn.Linear, layers[-1]).weight.mul_(gain / math.sqrt(2))
         return layers.to(self.device)
@@ -150,11 +150,11 @@ class Learned(Reward):
         def sharing_key() -> tuple[Any, ...]:
             return "watch", self.layout.key, statistics.count, statistics.key
 
-        after = compute_once(batch.next_obs, sharing_key, lambda: self.watched(self.rows(batch.next_obs)))
+        after = compute_once(batch.next_obs, sharing_key, lambda: self.updated_statistics(self.rows(batch.next_obs)))
         statistics.mean, statistics.var, statistics.count = after
 
-    def watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Mean, variance and count of the statistics after rows (N, size), which leave them where they are."""
+    def updated_statistics(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Mean, variance and count that the statistics would have after rows (N, size); they stay unchanged."""
         after = copy.copy(self.statistics)
         # The update computes in float64, which pieces keep small.
         for start in range(0, len(rows), MAX_PIECE_ROWS):
@@ -170,7 +170,7 @@ class Learned(Reward):
             epoch_columns = self.epoch(columns)
             minibatches = self.minibatches(len(epoch_columns[0]))
             if compiled:
-                parts = list(map(self.parts, minibatches))
+                parts = list(map(self.split_rows, minibatches))
                 if parts:
                     _add_losses(sums, self.compiled.epoch(compiled, epoch_columns, parts))
                 count += len(parts)
@@ -200,8 +200,8 @@ class Learned(Reward):
             if len(rows):
                 yield rows
 
-    def parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows of a minibatch that each part of the loss is about, where `tape` writes down several."""
+    def split_rows(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows of a minibatch that each part of a compiled loss is about; a loss may have several parts."""
         return [rows]
 
     def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -244,7 +244,7 @@ class Learned(Reward):
         np.clip(x, -5, 5, out=x)
         return torch.from_numpy(x).to(self.device)
 
-    def use(self, *rows: np.ndarray) -> None:
+    def set_used_columns(self, *rows: np.ndarray) -> None:
         """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""
         if self.layout.images:
             self.layout.used = ALL_COLUMNS
@@ -300,7 +300,7 @@ class InverseDynamics(Learned):
         return {"inverse_loss": self.inverse_loss(one, two, action)}
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
-        one, two = tape.each(self.encoder.dense, x, after)
+        one, two = tape.apply_to_each(self.encoder.dense, x, after)
         self.tape_inverse(tape, one, two, action)
 
     def tape_inverse(self, tape: Tape, one: Units, two: Units, action: Units, share: float = 1.0) -> None:
@@ -332,7 +332,7 @@ class Net(nn.Module):
         trunks = [_convolutions(channels, generator) for channels, _, _ in self.shapes]
         self.trunks = nn.ModuleList(trunks)
         inputs = layout.vector + sum(map(_convolution_outputs, self.shapes))
-        self.dense = dense(inputs, widths, generator)
+        self.dense = dense_layers(inputs, widths, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shapes:
@@ -355,7 +355,7 @@ def _add_losses(sums: dict[str, Any], losses: dict[str, Any]) -> None:
             sums[name] = value
 
 
-def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
+def dense_layers(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
     """Dense layers of `widths` with ReLU between, orthogonal, without a draw from torch's global generator."""
     layers: list[nn.Module] = []
     for width in widths:
@@ -498,10 +498,10 @@ class ActionCode:
         if not self.blocks:
             tape.squares(name, prediction, code, 1 / self.size, share)
         for begin, n in zip(self._offsets.tolist(), self.blocks):
-            tape.entropy(name, prediction.part(begin, n), code.part(begin, n), share)
+            tape.entropy(name, prediction.select(begin, n), code.select(begin, n), share)
 
 
-def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
+def numeric_spaces(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
     """The numeric spaces (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these) in `space`, in a fixed order.
 
     `keys` are the entries of a Dict to look at, all if empty. ValueError, about that reward, for another space or key.
@@ -525,8 +525,8 @@ def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.S
     return chosen
 
 
-def part(obs: Obs, key: str) -> Array:
-    """One part of a batch of observations."""
+def obs_entry(obs: Obs, key: str) -> Array:
+    """The entry `key` of a batch of observations; all of it, if it is no Dict."""
     return obs if key == WHOLE_OBS else obs[key]
 
 
@@ -553,7 +553,7 @@ class Layout:
 
         `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
         """
-        self.spaces = parts(space, keys, reward)
+        self.spaces = numeric_spaces(space, keys, reward)
         # Layouts that flatten observations to the same rows have equal keys.
         self.key = (id(space), tuple(keys), channels, smallest_image)
         self.channels = channels
@@ -579,7 +579,7 @@ class Layout:
 
     def flatten(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size)."""
-        rows = [self._rows(part(obs, key), self.spaces[key]) for key in self.order]
+        rows = [self._rows(obs_entry(obs, key), self.spaces[key]) for key in self.order]
         if len(rows) == 1:
             return rows[0]
         return np.concatenate(rows, axis=1)

@@ -82,7 +82,7 @@ class Episodic(Reward):
     def walk(self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]) -> Walk:
         """What `self.memory` answers for `function` of each `next_obs`, (T, N, ...), and the memory after it."""
         visits = Visits(batch)
-        x = visits.of(function)
+        x = visits.apply(function)
         answers, memory = self.memory.walk(memory, x, visits.valid, visits.ended)
         return answers[visits.rows], memory
 
@@ -111,7 +111,7 @@ class Visits:
         self.ended = np.zeros(shape, bool)
         self.ended[self.rows] = batch.ended
 
-    def of(self, function: Callable[[Obs], np.ndarray]) -> np.ndarray:
+    def apply(self, function: Callable[[Obs], np.ndarray]) -> np.ndarray:
         """`function` of the states, (S, N, ...), from one that takes and returns rows (M, ...)."""
         after = function(self.batch.flatten().next_obs)
         after = after.reshape(*self.batch.shape, *after.shape[1:])
@@ -341,9 +341,9 @@ class NeighbourMemory(EpisodeMemory):
         stays = is_current & (number >= filled[:, None] - self.capacity)
         envs, times = np.nonzero(stays)
         ring[envs, number[envs, times] % self.capacity] = x[envs, times]
-        return self.nearest(squares), {"ring": ring, "filled": filled}
+        return self.k_smallest(squares), {"ring": ring, "filled": filled}
 
-    def nearest(self, squares: np.ndarray) -> np.ndarray:
+    def k_smallest(self, squares: np.ndarray) -> np.ndarray:
         """The k smallest of (N, T, S) along the last axis, ascending, filled up with infinity."""
         missing = self.k - squares.shape[2]
         if missing > 0:

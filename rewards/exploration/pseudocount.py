@@ -71,7 +71,7 @@ class PseudoCount(Episodic, InverseDynamics):
             batch = batch.map(lambda x: x[:, None])
         visits = Visits(batch)
         fresh = self.memory.initial(batch.shape[1])
-        x = visits.of(self.phi)
+        x = visits.apply(self.phi)
         squares, _ = self.memory.walk(fresh, x, visits.valid, visits.ended)
         squares = squares[visits.valid]
         self.distance.update(squares[np.isfinite(squares)])

@@ -24,7 +24,7 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from rewards.exploration.count import Hash
-from rewards.exploration.learned import WHOLE_OBS, Learned, LearnedConfig, part
+from rewards.exploration.learned import WHOLE_OBS, Learned, LearnedConfig, obs_entry
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits
 
 MAX_DISC_CELLS = 1000  # a disc of more has the wrong radius
@@ -78,7 +78,7 @@ class Submodular(Episodic, Learned):
     def _count_new_cells(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """How many cells of each disc are new to the episode, float32 (T, N), and the memory after it."""
         visits = Visits(batch)
-        cells = visits.of(self._cells)  # (S, N, M)
+        cells = visits.apply(self._cells)  # (S, N, M)
         states, envs, discs = cells.shape
         # The memory sees the M cells of a disc one after the other: (S, N, M) -> (S * M, N).
         steps = (states * discs, envs)
@@ -126,7 +126,7 @@ class Submodular(Episodic, Learned):
         [(key, box)] = self.hash.parts.items()
         widths = self.hash.bins.get(key, np.ones(()))
         size = self.disc.shape[1]
-        centres = np.rint(np.asarray(part(obs, key)).reshape(-1, size) / widths)
+        centres = np.rint(np.asarray(obs_entry(obs, key)).reshape(-1, size) / widths)
         places = ((centres[:, None] + self.disc) * widths).reshape(-1, size)
         low = box.low.ravel() - widths / 2
         high = box.high.ravel() + widths / 2

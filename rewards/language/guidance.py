@@ -178,7 +178,7 @@ class Guidance(Reward):
             since[rows] += np.stack(embeddings)
             # The first event of every row, then the second ones; rows with fewer events are filled up with 0.
             for keys in itertools.zip_longest(*events, fillvalue=0):
-                recent[rows] = _newest(recent[rows], np.array(keys, np.uint64))
+                recent[rows] = _move_to_end(recent[rows], np.array(keys, np.uint64))
             # The cosine c of the file's head: a goal's embedding has length 1, or 0 for no goal.
             length = np.sqrt(np.square(since).sum(axis=1))
             product = (self._meanings[goal] * since).sum(axis=1)
@@ -361,7 +361,7 @@ def meaning(text: str) -> np.ndarray:
     return encode([text])[0]
 
 
-def _newest(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def _move_to_end(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Recent keys (N, RECENT_CAPTIONS), with `codes` (N,) moved or put to the end, the oldest dropped; 0 is ignored."""
     same = recent == codes[:, None]
     # The place that is dropped: that of the same key, or without one that of the oldest.
@@ -394,5 +394,5 @@ def _situation_of(events: Iterable[str]) -> int:
     """The number of the situation in which these events were the latest, the newest last."""
     keys = np.zeros((1, RECENT_CAPTIONS), np.uint64)
     for text in events:
-        keys = _newest(keys, np.array([key(str(text))], np.uint64))
+        keys = _move_to_end(keys, np.array([key(str(text))], np.uint64))
     return int(_situation(keys)[0])

@@ -68,7 +68,7 @@ class CaptionTable:
         # In the order in which the captions were last met.
         self.counts: dict[str, int] = {}
 
-    def see(self, counts: Mapping[str, int], transitions: int) -> None:
+    def count_captions(self, counts: Mapping[str, int], transitions: int) -> None:
         """Count the captions of so many transitions; none of them is empty."""
         self.now += transitions
         for text, count in counts.items():
@@ -122,7 +122,7 @@ class LabelTable:
             if isinstance(oldest, str):
                 self.texts.discard(oldest)
 
-    def sure(self, held: bool = False) -> tuple[list[Item], np.ndarray]:
+    def labelled_items(self, held: bool = False) -> tuple[list[Item], np.ndarray]:
         """Items with a label to learn from, or those that are held out; and their labels, float64 (B,)."""
         items = []
         values = []

@@ -164,8 +164,8 @@ class LaRe(Learned):
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.episodes.learnt:
             return np.zeros(batch.shape, np.float32)
-        rows, actions = self.seen(batch)
-        reward = self.in_pieces(self.decode, *self.prepared(rows, actions))
+        rows, actions = self.raw_inputs(batch)
+        reward = self.in_pieces(self.decode, *self.input_tensors(rows, actions))
         return reward.cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -180,7 +180,7 @@ class LaRe(Learned):
         flat = batch.flatten()
         if not valid.all():
             flat = flat[valid]
-        rows, actions = self.seen(flat)
+        rows, actions = self.raw_inputs(flat)
         if self.phi is not None or self.config.normalize_obs == "running":
             self.statistics.update(rows)
         ended = self.episodes.add(
@@ -198,7 +198,7 @@ class LaRe(Learned):
         metrics["episodes"] = float(len(self.episodes))
         return metrics
 
-    def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+    def raw_inputs(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of psi for flat transitions: rows (N, size) to be whitened, and actions (N, A), A = 0 with phi."""
         rows = self.rows(batch.obs)
         actions = self.actions(batch.action).cpu().numpy()
@@ -212,7 +212,7 @@ class LaRe(Learned):
         size = int(np.prod(action.shape[1:]))
         return action.reshape(len(action), size).astype(np.float32)
 
-    def prepared(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
+    def input_tensors(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
         return self.whiten(rows), torch.from_numpy(actions).to(self.device)
 
     def decode(self, x: Tensor, action: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class LaRe(Learned):
         sums = []
         with torch.no_grad():
             for episode in episodes:
-                reward = self.decode(*self.prepared(episode["rows"], episode["actions"]))
+                reward = self.decode(*self.input_tensors(episode["rows"], episode["actions"]))
                 sums.append(float(reward.double().sum()))
         targets = self._targets(episodes)
         if self.config.success is not None:
@@ -259,7 +259,7 @@ class LaRe(Learned):
         # All episodes end to end; each begins at its start.
         rows = np.concatenate([episode["rows"] for episode in episodes])
         actions = np.concatenate([episode["actions"] for episode in episodes])
-        x, action = self.prepared(rows, actions)
+        x, action = self.input_tensors(rows, actions)
         starts = np.cumsum(lengths) - lengths
         typical = float(lengths.mean()) if config.per == "episode" else None
         batch_size = max(1, config.batch_size // config.subset)

@@ -150,7 +150,7 @@ class ONI(Captioned):
             return {}
         counts = Counter(texts)
         del counts[""]
-        self.met.see(counts, len(texts))
+        self.met.count_captions(counts, len(texts))
         # Counted before this update learns: later labels did not reward these steps when they were taken.
         self.met.rewarded += self._count_rewarded(counts)
         metrics: dict[str, float] = {}
@@ -285,7 +285,7 @@ class ONI(Captioned):
     def _learn(self) -> dict[str, float]:
         """Fit the model to the labels so far; without enough of each kind nothing happens."""
         kind = self.config.model
-        items, labels = self.labels.sure()
+        items, labels = self.labels.labelled_items()
         if kind == "retrieval" or not items:
             return {}
         if kind == "ranking":
@@ -299,7 +299,7 @@ class ONI(Captioned):
         if kind == "ranking":
             scores = self.model.predict(self.met.newest(NORMALISER_CAPTIONS))
             self.normaliser.set(scores, self.config.quantile)
-        accuracy = self.model.accuracy(*self.labels.sure(held=True))
+        accuracy = self.model.accuracy(*self.labels.labelled_items(held=True))
         if accuracy is not None:
             metrics["accuracy"] = accuracy
         return metrics

@@ -440,10 +440,10 @@ class Breaker:
             return None
         return int(not self.probing and now >= self.until)
 
-    def asked(self) -> None:
+    def note_question(self) -> None:
         self.probing = self.open
 
-    def succeeded(self, now: float) -> bool:
+    def note_success(self, now: float) -> bool:
         """Take note of an answer; returns whether it ends an outage."""
         was_open = self.open
         if was_open:
@@ -454,7 +454,7 @@ class Breaker:
         self._note(now, False)
         return was_open
 
-    def failed(self, now: float) -> bool:
+    def note_failure(self, now: float) -> bool:
         """Take note of a failure; returns whether it begins an outage."""
         self.streak += 1
         if self.open:
@@ -490,7 +490,7 @@ def in_parallel(
             with lock:
                 if breaker.room(time.monotonic()) == 0:
                     return PausedError("the server failed too often and is not asked for a while")
-                breaker.asked()
+                breaker.note_question()
         try:
             answer: R | JudgeError = ask(item)
         except JudgeError as error:
@@ -499,9 +499,9 @@ def in_parallel(
             with lock:
                 now = time.monotonic()
                 if isinstance(answer, JudgeError):
-                    breaker.failed(now)
+                    breaker.note_failure(now)
                 else:
-                    breaker.succeeded(now)
+                    breaker.note_success(now)
         return answer
 
     if len(items) == 1:

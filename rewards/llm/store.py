@@ -86,26 +86,26 @@ class AnswerStore:
 
     def get(self, judge: str, items: Sequence[Item]) -> dict[Item, float]:
         """The values that this judge gave to these items, as far as they are known; NaN for unsure."""
-        values = self._safely(self._get, judge, items, "value") or {}
+        values = self._run_safely(self._get, judge, items, "value") or {}
         return {item: math.nan if value is None else float(value) for item, value in values.items()}
 
     def words_of(self, judge: str, items: Sequence[Item]) -> dict[Item, str]:
-        return self._safely(self._get, judge, items, "raw") or {}
+        return self._run_safely(self._get, judge, items, "raw") or {}
 
     def put(self, judge: str, labels: Sequence[Label], instead: bool = False) -> None:
         """Keep what a judge answered, `instead` of an answer that is there but makes no sense to the judge."""
         now = time.time()
         rows = [self._row(judge, label, now) for label in labels]
-        self._safely(self._put, rows, instead)
+        self._run_safely(self._insert_rows, rows, instead)
 
     def __len__(self) -> int:
-        count = self._safely(lambda connection: connection.execute("SELECT count(*) FROM labels").fetchone()[0])
+        count = self._run_safely(lambda connection: connection.execute("SELECT count(*) FROM labels").fetchone()[0])
         return count or 0
 
     def close(self) -> None:
         """Leave one file behind; without this there may be a write-ahead log beside it, which is as safe."""
         # The file may have been removed since the last answer: this writes it again.
-        self._safely(lambda connection: None)
+        self._run_safely(lambda connection: None)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -129,7 +129,7 @@ class AnswerStore:
         return {keys[key]: value for key, value in rows}
 
     @staticmethod
-    def _put(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]], instead: bool = False) -> None:
+    def _insert_rows(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]], instead: bool = False) -> None:
         with connection:
             connection.executemany(
                 f"INSERT INTO labels VALUES ({','.join('?' * 9)}) ON CONFLICT (key) DO UPDATE SET "
@@ -137,7 +137,7 @@ class AnswerStore:
                 rows,
             )
 
-    def _safely(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _run_safely(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """What `work` returns, or None if the file is broken; a torn file is replaced, and the work tried once more."""
         for _ in range(2):
             if self._connection is None:
@@ -169,7 +169,7 @@ class AnswerStore:
             rows = self._connection.execute("SELECT * FROM labels").fetchall()
         self._disconnect()
         self._open()
-        self._put(self._connection, rows)
+        self._insert_rows(self._connection, rows)
         self._say(
             f"the file of answers {self.path} was removed or replaced while it was in use; the {len(rows):,} answers "
             "that it held were written to the new one"
@@ -203,7 +203,7 @@ class AnswerStore:
 
     def _connect(self, suspect: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path or ":memory:", timeout=self.wait, check_same_thread=False)
-        connection.text_factory = _readable
+        connection.text_factory = _decode_text
         try:
             if suspect:
                 status = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -296,13 +296,13 @@ def _read_lines(path: Path) -> list[str]:
 
 def _stored_rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.text_factory = _readable
+        connection.text_factory = _decode_text
         query = f"SELECT {', '.join(LABEL_COLUMNS)} FROM labels ORDER BY created, rowid"
         rows = connection.execute(query).fetchall()
     return [dict(zip(LABEL_COLUMNS, row)) for row in rows]
 
 
-def _readable(text: bytes) -> str:
+def _decode_text(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 

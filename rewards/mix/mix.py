@@ -210,9 +210,9 @@ class Mix:
                     raw[name] = batch.extras[f"score/{name}"]
         return raw
 
-    def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def scale_rewards(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
-        return {name: stream.scaled(raw[name]) for name, stream in self.streams.items()}
+        return {name: stream.scale_rewards(raw[name]) for name, stream in self.streams.items()}
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
@@ -227,13 +227,14 @@ class Mix:
         """1 + lambda, summed over the streams with a limit."""
         return 1 + sum(limit.multiplier for limit in self.limits.values())
 
-    def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
+    def weighted_rewards(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
+        """Each stream's share of the reward: scaled, and times its weight."""
         weights = self.weights(timesteps)
-        return {name: stream.scaled(raw[name]) * weights[name] for name, stream in self.streams.items()}
+        return {name: stream.scale_rewards(raw[name]) * weights[name] for name, stream in self.streams.items()}
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
-        return add_parts(self.parts(raw, timesteps))
+        return add_parts(self.weighted_rewards(raw, timesteps))
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
         """Score and combine in one call: the `Scorer` protocol."""
@@ -249,7 +250,7 @@ class Mix:
         if len(batch.shape) != 2:
             raise ValueError(f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one")
         self._watch(batch, raw)
-        parts = self.parts(raw, timesteps)
+        parts = self.weighted_rewards(raw, timesteps)
         metrics = self._metrics.update(batch, raw, parts)
         with self._sharing():
             for name, stream in self.streams.items():
@@ -272,7 +273,7 @@ class Mix:
         self._watch(batch, raw)
         # A copy, so that the returns of running episodes do not count these transitions twice.
         metrics = copy.deepcopy(self._metrics)
-        return metrics.update(batch, raw, self.parts(raw, timesteps))
+        return metrics.update(batch, raw, self.weighted_rewards(raw, timesteps))
 
     def _check_readable(self, batch: Transitions) -> None:
         """Refuse (ValueError) a first batch without frames, texts or signals that a reward reads."""
@@ -446,8 +447,9 @@ class Stream(Stateful):
             self.references = References(config.references, config.warmup, config.references_from, shape)
         # Some rewards with a memory know the score at `obs` themselves. For others the score of the step before is kept
         # beside the reward's own memory.
-        self.around = self.compares and self.has_memory and type(reward).around is not Reward.around
-        self.keeps_score = self.compares and self.has_memory and not self.around
+        is_overridden = type(reward).score_both_states is not Reward.score_both_states
+        self.knows_both_scores = self.compares and self.has_memory and is_overridden
+        self.keeps_score = self.compares and self.has_memory and not self.knows_both_scores
         if (self.references is not None and self.has_memory) or (self.keeps_score and reward.starts_at is None):
             raise ValueError(
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
@@ -541,11 +543,11 @@ class Stream(Stateful):
 
     def _ask_reward(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray | None, np.ndarray, Memory]:
         """The reward's scores at `obs`, where it has a memory and knows them, and at `next_obs`; and the memory."""
-        if self.around:
+        if self.knows_both_scores:
             column = batch.extras.get(self.reward.recalls)
             if column is None:
                 column, memory = self.reward.recall(batch, memory)
-            return *self.reward.around(column), memory
+            return *self.reward.score_both_states(column), memory
         if self.has_memory:
             return None, *self.reward.scan(batch, memory)
         if isinstance(self.reward, Task):
@@ -596,7 +598,7 @@ class Stream(Stateful):
             last = np.where(ended, first_score, last)
         return before, last
 
-    def scaled(self, raw: np.ndarray) -> np.ndarray:
+    def scale_rewards(self, raw: np.ndarray) -> np.ndarray:
         """raw / scale; zero while a scaled stream warms up."""
         if not self.has_scale:
             return raw

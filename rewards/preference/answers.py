@@ -52,7 +52,7 @@ class KeptAnswers:
         if self.path.is_file():
             wrong = "no label; it needs first, second and a label in [0, 1] or null"
             for pair, label, segments in read_rows(self.path, _parse_row, wrong):
-                self._put(pair, label, segments)
+                self._set_label(pair, label, segments)
         self.has_segments = bool(self.segments)
         self._unchecked = list(self.segments)
 
@@ -81,7 +81,7 @@ class KeptAnswers:
             file.flush()
             os.fsync(file.fileno())
             self._ends_in_newline = True
-        self._put(pair, label, segments)
+        self._set_label(pair, label, segments)
 
     def _end_last_line(self, file: BinaryIO) -> None:
         """Let the next line begin behind a complete one, which an editor may have left without its end."""
@@ -137,7 +137,7 @@ class KeptAnswers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.taken = {(first, second): None for first, second in state.get("taken", ())}
 
-    def _put(self, pair: Pair, label: float, segments: str) -> None:
+    def _set_label(self, pair: Pair, label: float, segments: str) -> None:
         self.labels[pair] = label
         if segments:
             self.segments[pair] = segments

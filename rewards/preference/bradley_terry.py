@@ -154,13 +154,13 @@ class BradleyTerry(Sessions):
             return scores[0], after
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
-        rows, actions = self.seen(batch)
+        rows, actions = self.raw_inputs(batch)
         reward = self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device))
         return reward.cpu().numpy()
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         assert isinstance(self.ensemble, StackedGRU)
-        x = self.inputs_of(*self.seen(batch.flatten()))
+        x = self.inputs_of(*self.raw_inputs(batch.flatten()))
         valid = torch.from_numpy(np.array(batch.valid)).to(self.device)
         ended = torch.from_numpy(np.array(batch.ended)).to(self.device)
         # (N, K, hidden) -> (K, N, hidden)
@@ -185,11 +185,11 @@ class BradleyTerry(Sessions):
         return self.encoder.embed(batch.frame, CLIP_BATCH_FRAMES, "bradley_terry with of=frame")
 
     def session(self, most: int) -> dict[str, float]:
-        pairs, metrics = self.compared(most)
+        pairs, metrics = self.draw_labelled_pairs(most)
         return metrics if pairs is None else metrics | self.learn_from(*pairs)
 
-    def compared(self, most: int) -> tuple[ComparedPairs | None, dict[str, float]]:
-        """Pairs that are drawn, and on which the judge is sure; None if there are none. And metrics."""
+    def draw_labelled_pairs(self, most: int) -> tuple[ComparedPairs | None, dict[str, float]]:
+        """Draw pairs and ask the judge: those it is sure about, or None without any; and metrics."""
         queries = min(self.config.queries, most)
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
@@ -305,7 +305,7 @@ class BradleyTerry(Sessions):
 
     def _logits(self, x: Tensor) -> Tensor:
         """R_2 - R_1 of pairs (B, 2, L, inputs), or of other pairs for each member (K, B, 2, L, inputs): (K, B)."""
-        rewards = self.along(x.flatten(-4, -3))
+        rewards = self.step_rewards(x.flatten(-4, -3))
         sums = rewards.unflatten(1, x.shape[-4:-2]).sum(dim=-1)
         return sums[..., 1] - sums[..., 0]
 
@@ -346,7 +346,7 @@ class BradleyTerry(Sessions):
         """r_k of rows (N, inputs), or of other rows for each member (K, N, inputs): (K, N), in [-1, 1]."""
         return torch.tanh(self.ensemble(torch.cat(inputs, dim=-1)).squeeze(-1))
 
-    def along(self, x: Tensor) -> Tensor:
+    def step_rewards(self, x: Tensor) -> Tensor:
         """r_k of every step of sequences (B, L, inputs), or of others for each member (K, B, L, inputs): (K, B, L)."""
         if isinstance(self.ensemble, StackedGRU):
             return torch.tanh(self.ensemble(x))
@@ -354,7 +354,7 @@ class BradleyTerry(Sessions):
 
     def predictions(self, x: Tensor) -> Tensor:
         """What the members may differ about in pairs (B, 2, L, inputs): numbers (K, ...)."""
-        return self.along(x.flatten(0, 1))
+        return self.step_rewards(x.flatten(0, 1))
 
     def mean(self, *inputs: Tensor) -> Tensor:
         """The reward of rows (N, inputs): (N,)."""
@@ -370,7 +370,7 @@ class BradleyTerry(Sessions):
 
     def read(self, segments: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for segments (L, B): rows (B, L, size) to be whitened, and actions (B, L, A)."""
-        parts = self.seen(segments.flatten())
+        parts = self.raw_inputs(segments.flatten())
         rows, actions = (part.reshape(*segments.shape, part.shape[1]).swapaxes(0, 1) for part in parts)
         return rows, actions
 
@@ -381,10 +381,10 @@ class BradleyTerry(Sessions):
         return np.stack([first_rows, second_rows], axis=1), np.stack([first_actions, second_actions], axis=1)
 
     def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
-        """The same as one tensor (..., inputs)."""
+        """Rows, whitened, and actions as one tensor (..., inputs)."""
         return torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
 
-    def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+    def raw_inputs(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
         if self.encoder is None:
             return self.rows(batch.next_obs), self.actions(batch.action).cpu().numpy()

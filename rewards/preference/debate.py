@@ -92,10 +92,10 @@ class Debate(BradleyTerry):
         heads = [self.head(inputs + size, config.hidden, 1) for _ in range(config.members)]
         return StackedHeads(heads)
 
-    def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+    def raw_inputs(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         return self.rows(batch.obs), self.actions(batch.action).cpu().numpy()
 
-    def along(self, x: Tensor) -> Tensor:
+    def step_rewards(self, x: Tensor) -> Tensor:
         """J at every step of sequences (B, L, inputs), or, while it learns, with a part of others (K, B, L, inputs)."""
         size = self.layout.size
         is_seen = torch.ones_like(x[..., :size])
@@ -128,7 +128,7 @@ class Debate(BradleyTerry):
         states = state[:, None].expand(-1, len(self.rivals), -1)
         x = torch.cat([states, others], dim=-1)
         is_ours = (others == ours[:, None]).all(dim=-1)
-        j = self.along(x).mean(dim=0).masked_fill(is_ours, -torch.inf)
+        j = self.step_rewards(x).mean(dim=0).masked_fill(is_ours, -torch.inf)
         return self.rivals[j.argmax(dim=1)]
 
     @torch.no_grad()

@@ -103,7 +103,7 @@ class Human(SegmentJudge):
         while self.wait and questions.open():
             time.sleep(0.05)
         with questions.lock:
-            return self.kept.take(first, most, questions.held(0.0 if self.wait else UNDO_SECONDS))
+            return self.kept.take(first, most, questions.undoable_pair(0.0 if self.wait else UNDO_SECONDS))
 
     def show_in_proportion(self, aspect: float) -> None:
         """Show frames, which are squares, at `aspect`: width over height of what the environment draws."""
@@ -206,7 +206,7 @@ class Questions:
 
     def __init__(self, kept: KeptAnswers) -> None:
         self.kept = kept
-        # To be held around `held`, `replace` and changes of `kept`.
+        # To be held around `undoable_pair`, `replace` and changes of `kept`.
         self.lock = threading.RLock()
         # Width over height of frames on the page.
         self.aspect = 1.0
@@ -230,7 +230,7 @@ class Questions:
                 waiting[question.pair] = question
         self.waiting = list(waiting.values())
 
-    def held(self, seconds: float) -> Pair | None:
+    def undoable_pair(self, seconds: float) -> Pair | None:
         """The pair of the last answer, while it can be taken back; what came before cannot."""
         if self.given:
             question, answered_at = self.given[-1]

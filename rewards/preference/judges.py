@@ -200,7 +200,7 @@ class ClipJudge(SegmentJudge):
 
     def _mean_score(self, segments: Transitions) -> np.ndarray:
         """The mean of CLIP's scores over each segment (L, B): (B,)."""
-        scores = self.reward.rate(self.reward.seen(segments.flatten()))
+        scores = self.reward.rate(self.reward.frame_embeddings(segments.flatten()))
         return scores.reshape(segments.shape).mean(axis=0)
 
     def embed(self, batch: Transitions) -> np.ndarray:

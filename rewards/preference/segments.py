@@ -141,7 +141,7 @@ class LastEpisodes(Segments):
             rows = np.arange(begin, t + 1)
             in_order = np.array_equal(batch.step[rows, n], rows - begin)
             if in_order and usable[rows, n].all():
-                episodes.append(self.shown(batch[rows, n]))
+                episodes.append(self.shorten_episode(batch[rows, n]))
         # The rows of an episode that goes on are kept, if its first is among them.
         step = batch.step[-1]
         begins = len(usable) - 1 - step
@@ -149,7 +149,7 @@ class LastEpisodes(Segments):
         times = np.arange(len(usable))[:, None]
         return episodes, usable & goes_on & (times >= begins)
 
-    def shown(self, episode: Transitions) -> Transitions:
+    def shorten_episode(self, episode: Transitions) -> Transitions:
         """An episode (H,) as `length` steps."""
         # The last step of each of `length` equal parts, rounded up.
         parts = np.arange(1, self.length + 1)

@@ -156,7 +156,7 @@ class SelfPlay(BradleyTerry):
 
     def moments(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Of flat transitions: rows (N, size), and what is summed up, float64 (N, 2 inputs)."""
-        rows, actions = self.seen(batch)
+        rows, actions = self.raw_inputs(batch)
         x = np.concatenate([rows, actions], axis=1, dtype=np.float64)
         return rows, np.concatenate([x, x * x], axis=1)
 

@@ -71,12 +71,12 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         self.counts["same"] += keys.count("")
         self.counts["known"] += sum(key in self._known for key in keys)
         for key, answer in new.items():
-            self._take(key, answer)
+            self._record_answer(key, answer)
         answers = np.array([self._known.get(key, -1) for key in keys], np.float32)
         label = np.where(swapped, 1 - answers, answers)
         return np.where(answers == -1, np.float32(np.nan), label)
 
-    def _take(self, key: str, answer: int | JudgeError) -> None:
+    def _record_answer(self, key: str, answer: int | JudgeError) -> None:
         """Keep and count what the model answered now."""
         if isinstance(answer, PausedError):
             self.counts["paused"] += 1

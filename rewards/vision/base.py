@@ -98,9 +98,9 @@ class Vision(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | Scored:
         """Float32 (N,), from the embedding in `batch.extras` where it is, else from `batch.frame`."""
-        return self.rate(self.seen(batch))
+        return self.rate(self.frame_embeddings(batch))
 
-    def seen(self, batch: Transitions) -> np.ndarray:
+    def frame_embeddings(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings, float32 (N, D), or zeros."""
         embeddings = batch.extras.get(str(self.embedding))
         if embeddings is None:
@@ -114,10 +114,10 @@ class Vision(Reward):
     def update(self, batch: Transitions) -> dict[str, float]:
         """Count frames that show nothing (`blank`, their share since the last update); ValueError if all do."""
         flat = batch.flatten()
-        rows = self.seen(flat)[flat.valid]
+        rows = self.frame_embeddings(flat)[flat.valid]
         if not len(rows):
             return {}
-        return self.learn(rows[shows(rows)], len(rows))
+        return self.learn(rows[is_nonzero(rows)], len(rows))
 
     def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
         """Take in the n of `count` embeddings (n, D) that show something; returns metrics, ValueError if n is 0."""
@@ -202,7 +202,7 @@ def sentences(text: str) -> list[str]:
     return [part.strip() for part in text.split("|") if part.strip()]
 
 
-def shows(seen: np.ndarray) -> np.ndarray:
+def is_nonzero(seen: np.ndarray) -> np.ndarray:
     """Which embeddings, float32 (N, D), are of a frame that shows something; bool (N,)."""
     return np.einsum("nd,nd->n", seen, seen) > 0
 

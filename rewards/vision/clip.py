@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from lodestar.settings import setting
-from rewards.vision.base import Vision, VisionConfig, sentences, shows, unit_mean
+from rewards.vision.base import Vision, VisionConfig, is_nonzero, sentences, unit_mean
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Clip(Vision):
         threshold = self.config.threshold
         if threshold is not None:
             reward = np.where(reward > threshold, np.float32(1), np.float32(-1))
-        reward[~shows(seen)] = 0
+        reward[~is_nonzero(seen)] = 0
         return reward
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.base import Scored
-from rewards.vision.base import Vision, VisionConfig, shows
+from rewards.vision.base import Vision, VisionConfig, is_nonzero
 
 # Embeddings are float16, which keeps a cosine to half of this: percentiles that are closer are noise.
 MIN_SCALE_WIDTH = 1e-3
@@ -99,7 +99,7 @@ class Contrast(Vision):
         z = seen @ self.direction
         if self.calibration.ready:
             reward = self.calibration(z, self.config.bounded)
-            reward[~shows(seen)] = 0
+            reward[~is_nonzero(seen)] = 0
             return reward
         if self.config.reference:
             return Scored(z, ready=np.zeros(len(z), bool))
@@ -141,7 +141,7 @@ class Contrast(Vision):
         embeddings = np.zeros((0, 1), np.float32)
         if batch.frame is not None:
             embeddings = self.encoder.embed(batch.frame, self.config.batch_size).astype(np.float32)
-        embeddings = embeddings[shows(embeddings)]
+        embeddings = embeddings[is_nonzero(embeddings)]
         if not len(embeddings):
             name = f"{self.config.prefix}reference_file={path!r}"
             raise ValueError(f"{name} has no frame that shows anything; record with frames={self.frame_size}")

@@ -63,7 +63,7 @@ class Latent(Reward):
         name = self.config.name
         return self.encoder.embed(batch.frame, 256, name, f", or set reward.{name}.of=obs")
 
-    def recorded(self, option: str) -> Transitions:
+    def load_recording(self, option: str) -> Transitions:
         """The recording (N,) that an option names; ValueError if it does not show what states are compared by."""
         path, key = getattr(self.config, option), self.config.prefix + option
         batch = recorded_transitions(path, key, self.observation_space, self.action_space)

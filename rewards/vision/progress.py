@@ -25,7 +25,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
-from rewards.exploration.learned import dense
+from rewards.exploration.learned import dense_layers
 from rewards.exploration.memories import Episodic
 from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened
 
@@ -90,7 +90,7 @@ class Progress(Episodic, Latent):
             first = np.where(ended[:, None], np.float32(0), first)
             begun = (begun | valid) & ~ended
         # Nothing lies before 0 or beyond 1, so hops from the first state and from the goal have one sign.
-        from_first, from_goal, from_before = self.hops.between(firsts, before, after)
+        from_first, from_goal, from_before = self.hops.predict_hops(firsts, before, after)
         forward = np.maximum(from_first, 0)
         backward = 1 + np.minimum(from_goal, 0)
         progress = np.empty(batch.shape, np.float32)
@@ -169,13 +169,13 @@ class Hops(Whitened):
     def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__(size)
         self.register_buffer("goal", torch.zeros(size))
-        self.layers = dense(2 * size, (hidden, hidden, 1), generator)
+        self.layers = dense_layers(2 * size, (hidden, hidden, 1), generator)
 
     def forward(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """The hop (M,) between whitened states (M, D)."""
         return torch.tanh(self.layers(torch.cat([p, q], dim=1)).squeeze(1))
 
-    def between(self, firsts: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+    def predict_hops(self, firsts: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
         """Hops first -> after, goal -> after and before -> after: each with the leading shape of states (..., D)."""
         with torch.no_grad():
             now = self.whiten(after)

@@ -51,7 +51,7 @@ from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.client import Breaker, JudgeError, in_parallel
 from rewards.llm.judges.base import make_judge
 from rewards.llm.store import AnswerStore, Label
-from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
+from rewards.vision.base import Vision, VisionConfig, is_nonzero, unit_mean
 from rewards.vision.encoder import ClipEncoder, are_blank
 from rewards.vision.load import UNTRAINED
 from rewards.vision.recorded_progress import write_labels
@@ -180,7 +180,7 @@ class ProgressModel(Vision):
     def rate(self, seen: np.ndarray) -> np.ndarray:
         """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
         score = (1 + seen @ self.goal) / 2
-        return np.where(shows(seen), score, 0).astype(np.float32)
+        return np.where(is_nonzero(seen), score, 0).astype(np.float32)
 
     def initial_memory(self, n: int) -> Memory:
         if self.encoder is not None:
@@ -216,13 +216,13 @@ class ProgressModel(Vision):
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """The newest window before each row and after it, int64 (T, N, 2)."""
-        windows, memory = self.meet(batch, memory)
+        windows, memory = self.track_windows(batch, memory)
         if self.annotator is None:
             self._ask_at_once()
         return windows, memory
 
-    def meet(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """As `recall`, and nothing is asked."""
+    def track_windows(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """The newest window before each row and after it, int64 (T, N, 2), and the memory; no model is asked."""
         names = batch.extras.get(str(self.embedding))
         if names is None:
             names = self.embed(batch.flatten()).reshape(*batch.shape, 1)
@@ -266,7 +266,7 @@ class ProgressModel(Vision):
         windows = batch.extras.get(self.recalls)
         if windows is None:
             windows, memory = self.recall(batch, memory)
-        values, _ = self.known(windows[..., 1])
+        values, _ = self.known_scores(windows[..., 1])
         return values, memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
@@ -279,17 +279,17 @@ class ProgressModel(Vision):
         windows = row.extras.get(self.recalls)
         if windows is None:
             windows, memory = self.recall(row, memory)
-        values, ready = self.known(windows[0, :, 1])
+        values, ready = self.known_scores(windows[0, :, 1])
         return Scored(values, ready), memory
 
-    def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        before, before_ready = self.known(kept[..., 0])
-        after, after_ready = self.known(kept[..., 1])
+    def score_both_states(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        before, before_ready = self.known_scores(kept[..., 0])
+        after, after_ready = self.known_scores(kept[..., 1])
         ready = before_ready & after_ready
         zero = np.float32(0)
         return np.where(ready, before, zero), np.where(ready, after, zero)
 
-    def known(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def known_scores(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of windows, float32, 0 where there is none yet; and whether there is, bool."""
         distinct, place = np.unique(names, return_inverse=True)
         table = self.scores.table

@@ -27,10 +27,10 @@ class MeetsWindows(Protocol):
     windows: dict[int, str]
 
     def initial_memory(self, n: int) -> Memory:
-        """Of n episodes that begin."""
+        """The memory of n episodes that begin."""
 
-    def meet(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """The windows of a rollout."""
+    def track_windows(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """The newest window before each row of a rollout and after it; and the memory."""
 
 
 def write_labels(labels: Path, reward: MeetsWindows, progress_file: str, recording: str) -> None:
@@ -55,7 +55,7 @@ def write_labels(labels: Path, reward: MeetsWindows, progress_file: str, recordi
             memory = reward.initial_memory(1)
             for step in range(count):
                 row = batch[rows.start + step : rows.start + step + 1].map(lambda x: x[:, None])
-                _, memory = reward.meet(row, memory)
+                _, memory = reward.track_windows(row, memory)
                 value = float(values[min(step + 1, len(values) - 1)])
                 for item in reward.windows.values():
                     if np.isfinite(value):

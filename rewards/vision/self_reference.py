@@ -25,6 +25,9 @@ from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.vision.latent import Latent, LatentConfig
 
+# States (M, D), return, last reward, and whether it terminated.
+FinishedEpisode = tuple[np.ndarray, float, float, bool]
+
 KMEANS_ROUNDS = 10
 # How many states are kept of a success, at even places of its way.
 STATES_PER_SUCCESS = 64
@@ -84,7 +87,7 @@ class SelfReference(Stateful, Latent):
         if not batch.valid.any():
             return {}
         threshold = self.config.threshold
-        ended = self.running.ended(batch, self.states(batch))
+        ended = self.running.take_finished_episodes(batch, self.states(batch))
         successes = 0
         for way, total, last_reward, terminated in ended:
             if threshold is None:
@@ -132,7 +135,7 @@ class RunningEpisodes(Stateful):
         self.states = np.zeros((0, 0, size), np.float32)
         self.returns = np.zeros(0)
 
-    def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
+    def take_finished_episodes(self, batch: Transitions, states: np.ndarray) -> list[FinishedEpisode]:
         """Take in a rollout (T, N), whose rows follow the last call's, and the states (T, N, D) that it led to.
 
         Returns states (M, D), return, last reward and termination of each episode that ends there.

@@ -81,7 +81,7 @@ def _sentences(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Ro
     raw, _ = mix.score(batch)
     # Once, so that a stream with a scale has one.
     mix.update(batch, raw)
-    parts = mix.parts(raw, 0)
+    parts = mix.weighted_rewards(raw, 0)
     sentences = []
     for stream in streams:
         mean = float(parts[stream.name][batch.valid].mean())

@@ -102,7 +102,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
         lengths.append(len(episode.rows))
         texts |= {(number, time): text for time, text in enumerate(episode.texts) if text}
         batch = mix.embed(stack(episode.rows))
-        scores.append(mix.scaled(mix.score(batch)[0]))
+        scores.append(mix.scale_rewards(mix.score(batch)[0]))
         # Frames of all episodes would fill the memory.
         batches.append(batch.flatten().replace(frame=None, obs_frame=None, extras={}))
         if episode.task_return is None:

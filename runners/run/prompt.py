@@ -58,7 +58,7 @@ def learn_policy(
     settings: Any = rewards.config_of("hilp", config.reward_options | {"features": features})
     obs = vector(batch.obs)
     next_obs = vector(batch.next_obs)
-    hilbert = Hilbert.learned(obs, next_obs, episodes(batch), settings, config.seed, config.device)
+    hilbert = Hilbert.from_episodes(obs, next_obs, episodes(batch), settings, config.seed, config.device)
     model = build(hilbert.phi)
     model.kept = {
         "sizes": [model.own.obs_size, settings.features, settings.hidden],

@@ -151,7 +151,7 @@ def play(
     batch = stack(rows)
     frames = [] if batch.frame is None else list(map(np.asarray, batch.frame[:, 0]))
     raw, _ = mix.score(mix.embed(batch))
-    streams = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
+    streams = {name: part[:, 0] for name, part in mix.weighted_rewards(raw, config.total_timesteps).items()}
     if "task" not in streams:
         streams["task (not in the reward)"] = batch.reward[:, 0]
     ending = "cut"

@@ -409,7 +409,7 @@ def test_a_reward_without_streams_and_a_stream_without_scores_are_named():
         agent(scorer="rnd")
     made = cartpole()
     mix = rewards.make(["task", "count"], made.single_observation_space, made.single_action_space, seed=0)
-    mix.scaled = lambda raw: {"task": raw["task"]}
+    mix.scale_rewards = lambda raw: {"task": raw["task"]}
     with pytest.raises(ValueError, match="no score for its stream 'count', only for"):
         PPO(made, PPOConfig(**SMALL), scorer=mix).learn(64)
 

@@ -50,7 +50,7 @@ def test_truth_multiplies_claims_and_inverts_denials():
 def test_a_sentence_without_meaning_is_true_of_nothing_and_a_baseline_of_its_whole_world():
     states, _ = LEXICON.sample(np.random.default_rng(0), 20)
     grammar = Grammar(LEXICON, np.random.default_rng(0))
-    assert truth(LEXICON, [grammar.nothing() for _ in range(50)], states)[0].max() == 0
+    assert truth(LEXICON, [grammar.unmatched_caption() for _ in range(50)], states)[0].max() == 0
     values = truth(LEXICON, [grammar.baseline() for _ in range(50)], states)[0]
     assert set(values.ravel().tolist()) == {0.0, 1.0}
 

@@ -18,7 +18,7 @@ def test_what_is_drawn_counts_against_the_budget_until_it_fails():
     assert pending.draw(9) == ["b"], "what failed waits behind all others"
     for item in "dcb":
         pending.answer(item, 1.0)
-    assert pending.draw(9) == [] and pending.spent() != "" and pending.spent() == ""
+    assert pending.draw(9) == [] and pending.spent_message() != "" and pending.spent_message() == ""
 
 
 def test_a_text_is_given_up_after_so_many_failures_that_are_its_own():
@@ -49,7 +49,7 @@ def test_an_answer_from_a_cache_costs_neither_budget_nor_rate():
     assert pending.draw(1) == ["b"]
     pending.answer("b", math.nan, cached=True)
     assert pending.draw(1) == ["a"]
-    pending.sent(["a"])
+    pending.count_asked(["a"])
     pending.answer("a", 1.0)
     assert [item for item, _ in pending.take(0)] == ["b", "a"]
     assert (pending.counts["cached"], pending.counts["answered"], pending.counts["unsure"]) == (1, 1, 1)

@@ -68,11 +68,11 @@ def test_without_anything_to_do_it_waits_for_news_instead_of_turning_round():
         raise queue.Empty
 
     asker._inbox = SimpleNamespace(get=get)
-    asker._turn()
+    asker._run_once()
     asker.breaker.open, asker.breaker.until = True, time.monotonic() + 1e-9  # an outage: a probe is due
-    asker._turn()
+    asker._run_once()
     asker.breaker.until = time.monotonic() + TICK / 2
-    asker._turn()
+    asker._run_once()
     assert waits[:2] == [TICK, TICK] and 0 < waits[2] <= TICK / 2
 
 

@@ -212,7 +212,7 @@ def test_disagreement_asks_about_the_pairs_that_members_see_differently():
     reward = made(draw="disagreement", queries=5, pool=50, length=1)
     reward.update(walk(steps=60))
     every = reward.inputs_of(*reward.read(reward.segments.pick(np.arange(50))))
-    sums = reward.along(every).sum(dim=-1).detach().numpy()
+    sums = reward.step_rewards(every).sum(dim=-1).detach().numpy()
     spread = lambda i, j: (1 / (1 + np.exp(sums[:, i] - sums[:, j]))).std(axis=0)  # noqa: E731
     asked = [spread(*reward.draw(5)).mean() for _ in range(20)]
     i, j = np.random.default_rng(0).integers(50, size=(2, 2000))

@@ -83,7 +83,7 @@ def test_sigma_is_summed_again_with_the_features_of_now_scaled_to_all_rows_seen(
     sigma.add(first)
     sigma.keep(first, rng)
     assert sigma.kept.shape == (3, 2) and (sigma.seen, sigma.since) == (6, 6)
-    sigma.again(np.array([[0.0, 1.0]] * 3, np.float32))  # the same three rows, seen differently now
+    sigma.recompute(np.array([[0.0, 1.0]] * 3, np.float32))  # the same three rows, seen differently now
     assert sigma.matrix == pytest.approx(np.diag([1.0, 7.0])) and sigma.since == 0
     assert sigma.rank == pytest.approx(6 / 7)
 

@@ -17,7 +17,7 @@ from rewards.adapters.guided import add_guides
 from rewards.check import check_reward
 from rewards.language import guidance
 from rewards.language.captioned import key
-from rewards.language.guidance import CRAFTER, RECENT_CAPTIONS, Guidance, GuidanceConfig, _newest, meaning
+from rewards.language.guidance import CRAFTER, RECENT_CAPTIONS, Guidance, GuidanceConfig, _move_to_end, meaning
 from rewards.llm.client import IN_A_ROW
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.local import Rules
@@ -85,10 +85,10 @@ def test_each_environment_has_its_own_goal():
 def test_the_latest_distinct_captions_are_kept_newest_last():
     keys = np.zeros((2, RECENT_CAPTIONS), np.uint64)
     for codes in ([5, 5], [6, 6], [0, 5], [7, 0]):
-        keys = _newest(keys, np.array(codes, np.uint64))
+        keys = _move_to_end(keys, np.array(codes, np.uint64))
     assert keys[0, -3:].tolist() == [5, 6, 7] and keys[1, -2:].tolist() == [6, 5] and (keys[:, :-3] == 0).all()
     for code in range(10, 10 + RECENT_CAPTIONS):
-        keys = _newest(keys, np.array([code, 0], np.uint64))
+        keys = _move_to_end(keys, np.array([code, 0], np.uint64))
     assert keys[0].tolist() == list(range(10, 10 + RECENT_CAPTIONS)) and keys[1, -2:].tolist() == [6, 5]
 
 

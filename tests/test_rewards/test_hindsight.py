@@ -174,15 +174,15 @@ def test_the_critic_takes_its_own_steps_before_each_of_the_generators(steps, mon
 
 def test_the_bank_keeps_the_newest():
     bank = Bank(4, 1)
-    assert bank.newest(torch.device("cpu")) is None
+    assert bank.kept_rows(torch.device("cpu")) is None
     bank.add(torch.tensor([[1.0], [2.0], [3.0]]))
-    assert sorted(bank.newest(torch.device("cpu")).flatten().tolist()) == [1, 2, 3]
+    assert sorted(bank.kept_rows(torch.device("cpu")).flatten().tolist()) == [1, 2, 3]
     bank.add(torch.tensor([[4.0], [5.0]]))
-    kept = bank.newest(torch.device("cpu")).flatten().tolist()
+    kept = bank.kept_rows(torch.device("cpu")).flatten().tolist()
     assert {4, 5} < set(kept)
     assert len(kept) == 4
     bank.add(torch.arange(10.0)[:, None])
-    assert sorted(bank.newest(torch.device("cpu")).flatten().tolist()) == [6, 7, 8, 9]
+    assert sorted(bank.kept_rows(torch.device("cpu")).flatten().tolist()) == [6, 7, 8, 9]
 
 
 def test_a_rows_score_does_not_depend_on_the_rows_beside_it():

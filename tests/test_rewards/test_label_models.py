@@ -161,15 +161,15 @@ def test_no_reward_is_negative_and_equal_scores_pay_nothing():
 
 def test_the_least_recently_met_captions_are_forgotten():
     met = CaptionTable(3)
-    met.see({"a": 5, "b": 1, "c": 1}, 10)
-    met.see({"a": 1, "d": 2}, 4)
+    met.count_captions({"a": 5, "b": 1, "c": 1}, 10)
+    met.count_captions({"a": 1, "d": 2}, 4)
     assert met.counts == {"c": 1, "a": 6, "d": 2} and met.now == 14
     assert met.newest(2) == ["d", "a"]
 
 
 def test_a_batch_larger_than_the_table_leaves_its_last():
     met = CaptionTable(2)
-    met.see({str(i): 1 for i in range(9)}, 9)
+    met.count_captions({str(i): 1 for i in range(9)}, 9)
     assert list(met.counts) == ["7", "8"]
 
 
@@ -177,7 +177,7 @@ def test_unsure_answers_are_known_but_not_learnt_from():
     labels = LabelTable()
     for text, value in (("good", 1.0), ("bad", 0.0), ("what", math.nan)):
         labels.add(text, value)
-    items, values = labels.sure()
+    items, values = labels.labelled_items()
     assert items == ["good", "bad"] and values.tolist() == [1, 0]
     assert "what" in labels.values and labels.metrics() == {"labels": 2, "positives": 1}
 
@@ -192,13 +192,16 @@ def test_one_in_ten_is_held_out_but_none_of_the_first_hundred():
     labels = LabelTable()
     for i in range(3000):
         labels.add(f"text {i}", float(i % 2))
-    learnt, held = labels.sure()[0], labels.sure(held=True)[0]
+    learnt, held = labels.labelled_items()[0], labels.labelled_items(held=True)[0]
     assert set(learnt).isdisjoint(held) and len(learnt) + len(held) == 3000
     assert learnt[:LABELS_BEFORE_HOLDOUT] == [f"text {i}" for i in range(LABELS_BEFORE_HOLDOUT)]
     assert 0.08 < len(held) / 2900 < 0.12
     copy = LabelTable()
     copy.load_state_dict(labels.state_dict())
-    assert (copy.sure()[0], copy.sure(held=True)[0]) == (learnt, held)  # else they would be learnt after a resume
+    assert (copy.labelled_items()[0], copy.labelled_items(held=True)[0]) == (
+        learnt,
+        held,
+    )  # else they would be learnt after a resume
 
 
 def test_the_oldest_labels_go_first_when_there_are_too_many(monkeypatch):
@@ -214,7 +217,7 @@ def test_texts_and_pairs_survive_a_checkpoint():
         labels, met = LabelTable(), CaptionTable(5)
         for item, value in zip(items, (1.0, 0.5, math.nan)):
             labels.add(item, value)
-        met.see({"a": 3}, 7)
+        met.count_captions({"a": 3}, 7)
         tree, arrays = pack({"labels": labels.state_dict(), "met": met.state_dict()})
         state = unpack(json.loads(json.dumps(tree)), arrays)
         copy, again = LabelTable(), CaptionTable(5)

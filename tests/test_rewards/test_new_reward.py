@@ -21,7 +21,7 @@ import numpy as np
 
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
-from rewards.exploration.learned import parts
+from rewards.exploration.learned import numeric_spaces
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Dummy(Reward):
 
     def __init__(self, config, observation_space, action_space, **options):
         super().__init__(config, observation_space, action_space, **options)
-        parts(observation_space, [], "dummy")
+        numeric_spaces(observation_space, [], "dummy")
         self.seen = RunningMeanStd()
 
     def score(self, batch, memory=None):

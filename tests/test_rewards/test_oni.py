@@ -171,7 +171,7 @@ def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
     assert set(next(iter(reward.labels.values))) == {GOOD[0], BAD[0]}
     counts = Counter({GOOD[0]: 9, BAD[0]: 5, GOOD[1]: 2, BAD[1]: 1})
     reward = make("ranking", select="frequency", pairs=3)
-    reward.met.see(counts, 17)
+    reward.met.count_captions(counts, 17)
     pairs, priority = reward._choose_questions(counts)
     assert len(pairs) == 3 and set(pairs[0]) == {GOOD[0], BAD[0]} and priority == sorted(priority, reverse=True)
     reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
@@ -185,8 +185,8 @@ def test_some_labels_are_held_out_to_measure_with(make):
     numbered = [f"{text[:-1]}, {number}." for number in range(60) for text in GOOD + BAD]
     reward.update(rollout(numbered[:140]))
     metrics = reward.update(rollout(numbered[140:]))
-    held, labels = reward.labels.sure(held=True)
-    assert 10 < len(held) < 80 and not set(held) & set(reward.labels.sure()[0])
+    held, labels = reward.labels.labelled_items(held=True)
+    assert 10 < len(held) < 80 and not set(held) & set(reward.labels.labelled_items()[0])
     assert metrics["accuracy"] == reward.model.accuracy(held, labels) == 1
 
 

@@ -39,7 +39,7 @@ class Told:
     def __init__(self, lies=0.0):
         self.lies = lies
 
-    def between(self, firsts, before, after):
+    def predict_hops(self, firsts, before, after):
         first, last, now = (x[..., 0].clip(0, 1) for x in (firsts, before, after))
         goal = np.ones_like(now)
         back = hop_between(goal, now)

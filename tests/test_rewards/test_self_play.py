@@ -57,7 +57,7 @@ def test_an_episode_gets_its_share_of_wins_over_the_queue_at_its_last_step_and_h
     expected = torch.sigmoid(margins(outputs[:, :1], outputs[:, 1:])).mean()
     assert scores[:, 0].tolist() == pytest.approx([0, 0, 0, 0, float(expected)], abs=1e-6)
     assert not any(value.any() for value in memory.values())  # the next episode begins
-    reward.segments.pool.extend([reward.segments.shown(batch[:, 0])] * 2)
+    reward.segments.pool.extend([reward.segments.shorten_episode(batch[:, 0])] * 2)
     assert reward.scan(batch, reward.initial_memory(1))[0][-1, 0] == 0.5
 
 

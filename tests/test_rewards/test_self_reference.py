@@ -119,7 +119,9 @@ def test_the_return_of_an_episode_counts_its_own_steps_and_no_lost_episode():
     for cuts in ([], [1], [3, 5]):
         running = RunningEpisodes(10, 1)
         found = [
-            one for part in np.split(np.arange(6), cuts) for one in running.ended(batch[part], batch.next_obs[part])
+            one
+            for part in np.split(np.arange(6), cuts)
+            for one in running.take_finished_episodes(batch[part], batch.next_obs[part])
         ]
         assert [(way.ravel().tolist(), *rest) for way, *rest in found] == [([1, 2], 3, 2, True), ([7], 16, 16, True)]
         assert running.returns.tolist() == [32]  # of the last episode, which has not ended

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rewards.exploration.learned import Layout, parts
+from rewards.exploration.learned import Layout, numeric_spaces
 
 MIXED = spaces.Dict(
     {
@@ -48,10 +48,10 @@ def test_no_rows_make_no_rows():
 
 def test_what_cannot_be_read_is_named():
     with pytest.raises(ValueError, match=r"reward rnd cannot read the observation space Text\(.*\(entry 'word'\)"):
-        parts(spaces.Dict({"word": spaces.Text(5)}), [], "rnd")
+        numeric_spaces(spaces.Dict({"word": spaces.Text(5)}), [], "rnd")
     with pytest.raises(ValueError, match=r"names 'sound', which the observation does not have; choose among \['image'"):
-        parts(MIXED, ["sound"], "rnd")
+        numeric_spaces(MIXED, ["sound"], "rnd")
     with pytest.raises(ValueError, match="needs a Dict observation"):
-        parts(spaces.Discrete(2), ["image"], "rnd")
+        numeric_spaces(spaces.Discrete(2), ["image"], "rnd")
     with pytest.raises(ValueError, match="channels=3, but the image has 2"):
         layout(channels=3)

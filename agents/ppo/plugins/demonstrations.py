@@ -86,7 +86,7 @@ class Demonstrations(Extra):
         scorer = agent.scorer
         raw, _ = scorer.score(self.data, scorer.initial_memory(1))
         names = list(scorer.streams)
-        scaled = scorer.scaled(raw)
+        scaled = scorer.scale_rewards(raw)
         reward = np.stack([scaled[name][:, 0] for name in names], -1)
         weights = scorer.weights(timesteps)
         weight = np.array([float(weights[name]) for name in names], np.float32)

@@ -275,7 +275,7 @@ class Imitation(Extra):
     def _score(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Rewards of the goals and returns, both weighted and summed, (M,)."""
         zeros = np.zeros(len(rows["age"]), np.float32)
-        scaled = self.scorer.scaled(dict.fromkeys(self.scorer.streams, zeros) | rows["raw"])
+        scaled = self.scorer.scale_rewards(dict.fromkeys(self.scorer.streams, zeros) | rows["raw"])
         reward = np.stack([scaled[name] for name in self.names], -1)
         ends = rows["batch"]["terminated"] | rows["batch"]["truncated"]
         discounted = returns(reward, ends, rows["tail"], self.gamma)

@@ -136,7 +136,7 @@ def measure_hilp() -> dict[str, float]:
     figures = {}
     for name, count in HILP_STEPS.items():
         config = HilpConfig(steps=count, follow=0.05)
-        hilbert = Hilbert.learned(batch.obs, batch.next_obs, episodes(batch), config, 0, "cpu")
+        hilbert = Hilbert.from_episodes(batch.obs, batch.next_obs, episodes(batch), config, 0, "cpu")
         phi = hilbert.phi(seen(cells + 0.5))
         distance = np.linalg.norm(phi[:, None] - phi[None], axis=2)[pairs]
         discounted = (1 - config.discount ** steps[pairs]) / (1 - config.discount)

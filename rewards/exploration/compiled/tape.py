@@ -31,9 +31,8 @@ from lodestar.numerics.compiled import kernel, say
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
 
-COMPILE_AFTER = (
-    40_000_000  # of `Learned.learnt`: five seconds in torch, what compiling takes; RND: a million transitions
-)
+# In units of `Learned.work_done`: five seconds in torch, which compiling takes, too. For RND a million transitions.
+COMPILE_AFTER = 40_000_000
 NO_COLUMN = np.zeros((1, 1), np.float32)  # stands for a column that the batch does not have
 
 # numba's cache does not notice a change of the constants below: touch `kernel`, too.
@@ -67,7 +66,7 @@ class Units(NamedTuple):
     def end(self) -> int:
         return self.start + self.n
 
-    def part(self, begin: int, n: int) -> "Units":
+    def select(self, begin: int, n: int) -> "Units":
         return Units(self.start + begin, n, self.learnt)
 
 
@@ -79,7 +78,7 @@ class Tape:
 
     def __init__(self, places: dict[int, int], part: int = 0) -> None:
         self.places = places  # where a parameter begins in the vector, by the address of its memory
-        self.part = part  # of the loss, where each part has rows of its own (`Learned.parts`)
+        self.part = part  # of the loss, where each part has rows of its own (`Learned.split_rows`)
         self.inputs: list[list[Any]] = []
         self.ops: list[list[Any]] = []
         self.shares: list[tuple[float, float]] = []  # of the losses among `ops`, in their order
@@ -94,9 +93,9 @@ class Tape:
 
     def net(self, layers: Iterable[nn.Module], *sources: Units) -> Units:
         """Dense layers, ReLUs between, of sources side by side."""
-        return self.each(layers, self._join(sources))[0]
+        return self.apply_to_each(layers, self._join(sources))[0]
 
-    def each(self, layers: Iterable[nn.Module], *sources: Units) -> list[Units]:
+    def apply_to_each(self, layers: Iterable[nn.Module], *sources: Units) -> list[Units]:
         """Dense layers, ReLUs between, of each source; what comes out of them lies side by side."""
         outputs = [*sources]
         linear_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
@@ -218,7 +217,7 @@ class Compiled:
         """
         path = self.reward.config.path
         name = self.reward.config.name
-        if path == "torch" or (path == "auto" and self.reward.learnt < COMPILE_AFTER):
+        if path == "torch" or (path == "auto" and self.reward.work_done < COMPILE_AFTER):
             return None
         if not self._stand_for(methods):
             return None

@@ -36,7 +36,7 @@ from typing import IO, Any
 from lodestar.settings import Settings, setting
 from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
-from rewards.llm.annotation.worker import put
+from rewards.llm.annotation.worker import ask_judge
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
 from rewards.llm.store import Item, label_in, read_rows
 
@@ -110,7 +110,7 @@ class Annotator(AnswerTimes):
         self._queue = AnnotationQueue(self.queue, self.order == "newest", self.rate, self.budget, self.token_budget)
         options = {"seed": self.seed, **(self.judge_options or {})}
         # Not a method, because the thread must not keep this object alive.
-        self._say = functools.partial(_say, self.events)
+        self._say = functools.partial(_log_event, self.events)
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
         self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
@@ -287,8 +287,8 @@ class Annotator(AnswerTimes):
         queue.fresh.clear()
         items = queue.draw(queue.capacity)
         if items:
-            queue.sent(items)
-            answers = put(judge, items)
+            queue.count_asked(items)
+            answers = ask_judge(judge, items)
             queue.counts["tokens"] += answers.tokens
             for item, value, failed in zip(items, answers.value.tolist(), answers.failed.tolist()):
                 if failed:
@@ -296,12 +296,12 @@ class Annotator(AnswerTimes):
                     queue.fail(item, 1)
                 else:
                     queue.answer(item, value, now + self.delay)
-        spent = queue.spent()
+        spent = queue.spent_message()
         if spent:
             self._say(spent)
 
 
-def _say(events: deque[str], sentence: str) -> None:
+def _log_event(events: deque[str], sentence: str) -> None:
     events.append(sentence)
     print(f"annotator: {sentence}", file=sys.stderr, flush=True)
 

@@ -130,7 +130,7 @@ class AnnotationQueue:
                 drawn.append(item)
         return drawn
 
-    def sent(self, items: Sequence[Item]) -> None:
+    def count_asked(self, items: Sequence[Item]) -> None:
         self.counts["asked"] += len(items)
         if self.rate:
             self._credit -= len(items)
@@ -166,7 +166,7 @@ class AnnotationQueue:
             answers.append((item, value))
         return answers
 
-    def spent(self) -> str:
+    def spent_message(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
         if self._announced or not self.is_spent():
             return ""
@@ -315,7 +315,7 @@ class Asker:
             if self._cache_path:
                 self._cache = AnswerStore(self._cache_path, say=self.say)
             while not self._stopping and self.trouble is None:
-                self._turn()
+                self._run_once()
         except Exception as error:
             # Training must not continue for days without labels because of a mistake in here.
             self.trouble = error
@@ -325,7 +325,7 @@ class Asker:
             if self._cache is not None:
                 self._cache.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         now = time.monotonic()
         if self._worker is None and now >= self._restart:
             try:
@@ -348,7 +348,7 @@ class Asker:
         with suppress(queue.Empty):
             message = self._inbox.get(timeout=timeout)
             while message is not None:
-                self._hear(*message)
+                self._handle_message(*message)
                 message = self._inbox.get_nowait()
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
@@ -383,14 +383,14 @@ class Asker:
             if not items:
                 continue
             with self.pending.lock:
-                self.pending.sent(items)
-            self.breaker.asked()
+                self.pending.count_asked(items)
+            self.breaker.note_question()
             self._questions += 1
             self._flight[self._questions] = (items, now)
             assert self._worker is not None
             self._worker.send({"id": self._questions, "items": items})
 
-    def _hear(self, worker: JudgeProcess, message: dict[str, Any] | None) -> None:
+    def _handle_message(self, worker: JudgeProcess, message: dict[str, Any] | None) -> None:
         if worker is not self._worker:
             return
         if message is None:
@@ -424,9 +424,9 @@ class Asker:
         outage_began = False
         self.failure = reply["failure"] or self.failure
         if not all(reply["failed"]):
-            outage_ended = self.breaker.succeeded(now)
+            outage_ended = self.breaker.note_success(now)
         elif not self._local:
-            outage_began = self.breaker.failed(now)
+            outage_began = self.breaker.note_failure(now)
         max_tries = 1 if self._local else MAX_TRIES
         with self.pending.lock:
             self.pending.counts["tokens"] += reply["tokens"]
@@ -441,7 +441,7 @@ class Asker:
                 labels.append(Label(item, value, words, seconds, tokens))
                 self.pending.counts["seconds"] += seconds
                 self.pending.answer(item, words if self._words else value)
-            spent = self.pending.spent()
+            spent = self.pending.spent_message()
             waiting = len(self.pending.waiting)
         if outage_began:
             self.say(f"{reply['failure']}; trying again in {self.breaker.pause:g} s")
@@ -459,7 +459,7 @@ class Asker:
                     self.pending.fail(item, MAX_TRIES)
         self._flight.clear()
         if self.breaker.probing:
-            self.breaker.failed(now)
+            self.breaker.note_failure(now)
         self._restart = now
         if len(self._deaths) == MAX_DEATHS:
             self._restart = max(now, self._deaths[0] + DEATH_WINDOW_S)

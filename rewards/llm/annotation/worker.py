@@ -31,7 +31,7 @@ from rewards.llm.judges.base import JUDGES, Answers, TextJudge, make_judge
 from rewards.llm.store import MAX_STORED_NUMBER, Item
 
 
-def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
+def ask_judge(judge: TextJudge, items: Sequence[Item]) -> Answers:
     """A judge's answers about texts, or about pairs of them; a value outside [0, 1] is no answer."""
     texts: Any = items
     if isinstance(items[0], str):
@@ -147,7 +147,7 @@ def _reply(judge: TextJudge, question: dict[str, Any], write: Callable[[dict[str
     start = time.monotonic()
     # No judge should raise, but third parties write some.
     try:
-        answers = put(judge, items)
+        answers = ask_judge(judge, items)
         if answers.value.shape != (count,) or answers.failed.shape != (count,):
             raise ValueError(f"{answers.value.shape} answers to {count} questions")
         reply = {

@@ -33,15 +33,15 @@ def main() -> None:
         version = check_version()
         model = Model(**settings)
     except Exception as error:
-        say(answers, refused=one_line(error))
+        write_message(answers, refused=one_line(error))
         return
-    say(answers, ready={"version": version, "type": model.type})
+    write_message(answers, ready={"version": version, "type": model.type})
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            say(answers, value=model.score(question["frames"], question["task"]))
+            write_message(answers, value=model.score(question["frames"], question["task"]))
         except Exception as error:
-            say(answers, failed=one_line(error))
+            write_message(answers, failed=one_line(error))
 
 
 def check_version() -> str:
@@ -132,8 +132,8 @@ def load_preprocessing(config: Any, path: str) -> Any:
     return preprocess
 
 
-def say(answers: TextIO, **message: Any) -> None:
-    """Write one line."""
+def write_message(answers: TextIO, **message: Any) -> None:
+    """Write a message as one line of JSON."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 

@@ -67,7 +67,7 @@ class WindowModel(ServerJudge):
         """Of one window; JudgeError without a usable answer."""
         raise NotImplementedError
 
-    def asked(self, frames: list[np.ndarray]) -> list[str | np.ndarray]:
+    def make_prompt(self, frames: list[np.ndarray]) -> list[str | np.ndarray]:
         prompts = sections("windows")
         introduction = prompts["shown"].format(count=len(frames), goal=self.goal)
         return [introduction + "\n", *frames, prompts[self.name]]
@@ -97,7 +97,7 @@ class TokenShare(WindowModel):
     name = "token"
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
-        self.chat.ask(self.asked(frames), None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
+        self.chat.ask(self.make_prompt(frames), None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
         yes = 0.0
         no = 0.0
         for token, log_probability in reply.candidates:
@@ -123,7 +123,7 @@ class FrameProgress(WindowModel):
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(progress={"type": "array", "items": SHARE_SCHEMA}, success=SHARE_SCHEMA)
-        answer = self.chat.ask(self.asked(frames), form, reply)
+        answer = self.chat.ask(self.make_prompt(frames), form, reply)
         progress = answer["progress"]
         if len(progress) != len(frames):
             raise JudgeError(f"{self.model} answered {len(progress)} progresses to {len(frames)} frames")
@@ -137,5 +137,5 @@ class WindowGrade(WindowModel):
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(score={"type": "integer", "minimum": 1, "maximum": 5})
-        answer = self.chat.ask(self.asked(frames), form, reply)
+        answer = self.chat.ask(self.make_prompt(frames), form, reply)
         return (answer["score"] - 1) / 4

@@ -147,7 +147,7 @@ class Grammar:
         text = self.pick(self.lexicon.baselines[about])
         return Caption(text, self.lexicon.numbers(self.lexicon.subjects[about].worlds(text)))
 
-    def nothing(self) -> Caption:
+    def unmatched_caption(self) -> Caption:
         """A sentence that no frame of ours shows: gibberish, other topics, a wrong subject or a wrong predicate."""
         kind = self.rng.random()
         rng = self.rng
@@ -190,5 +190,5 @@ class Grammar:
             elif kind < 0.84:
                 captions.append(self.baseline())
             else:
-                captions.append(self.nothing())
+                captions.append(self.unmatched_caption())
         return captions[:count]

@@ -21,21 +21,21 @@ def augment(frames: Tensor, generator: torch.Generator, recolour: bool = True) -
     """
     n = len(frames)
 
-    def some(p: float) -> Tensor:
+    def random_rows(p: float) -> Tensor:
         """Each frame is chosen with probability p."""
         return torch.rand(n, 1, 1, 1, generator=generator) < p
 
     frames = _shift(frames, generator)
     if recolour:
-        frames = torch.where(some(0.4), _vary_colours(frames, generator), frames)
-        frames = torch.where(some(0.1), _to_grey(frames), frames)
-        swapped = some(0.1)
+        frames = torch.where(random_rows(0.4), _vary_colours(frames, generator), frames)
+        frames = torch.where(random_rows(0.1), _to_grey(frames), frames)
+        swapped = random_rows(0.1)
         order = torch.randperm(3, generator=generator)
         frames = torch.where(swapped, frames[:, order], frames)
-        frames = torch.where(some(0.1), 1 - frames, frames)
+        frames = torch.where(random_rows(0.1), 1 - frames, frames)
     noise = 0.08 * torch.randn(frames.shape, generator=generator)
     loudness = torch.rand(n, 1, 1, 1, generator=generator)
-    frames = torch.where(some(0.3), frames + noise * loudness, frames)
+    frames = torch.where(random_rows(0.3), frames + noise * loudness, frames)
     return frames.clamp(0, 1)
 
 
