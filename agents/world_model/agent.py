@@ -159,7 +159,8 @@ class WorldModel(BaseAgent):
         self.learner.generator.manual_seed(seed)
 
     def _act(self) -> Tensor:
-        action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
+        seek = self.config.alpha_real > 0
+        action, self.state = self._think(self.steps.obs, self.steps.began, self.state, seek=seek)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
         # Before the first update actions are uniform: in [-1, 1], or one-hot at the largest of A random numbers.
@@ -169,9 +170,9 @@ class WorldModel(BaseAgent):
         largest = uniform.argmax(-1, keepdim=True)
         return torch.zeros_like(uniform).scatter_(-1, largest, 1.0)
 
-    def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
+    def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False, seek: bool = False) -> Any:
         vector, pixels = self._read(obs)
-        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic)
+        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic, seek)
 
     def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
         """Numbers (*leading axes, D) and images of observations."""
@@ -319,9 +320,17 @@ class WorldLearner(nn.Module):
 
     @torch.no_grad()
     def think(
-        self, vector: Tensor, pixels: dict[str, Tensor], first: Tensor, state: State, deterministic: bool = False
+        self,
+        vector: Tensor,
+        pixels: dict[str, Tensor],
+        first: Tensor,
+        state: State,
+        deterministic: bool = False,
+        seek: bool = False,
     ) -> tuple[Tensor, State]:
         """Update the state by observations, choose actions, and predict the next state; deterministic: the likeliest.
+
+        To `seek` is to choose actions that lead to what the model does not know.
 
         `vector` (N, D) and `pixels` (N, C, H, W) are observed, `first` bool (N,) where an episode begins, and `state`
         has parts (N, ...). Returns actions (N, A) in [-1, 1] or one-hot, and the next state.
@@ -334,7 +343,10 @@ class WorldLearner(nn.Module):
         states, _ = cell.observe(embed, no_action, first[None], expected, sample=not deterministic)
         now = take_rows(states, 0)
         memory = self._reset_memory(state, first)
-        action, memory = self.behaviour.act(self.world, now, memory, deterministic)
+        if seek:
+            action = self.behaviour.seek(self.world, now)
+        else:
+            action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)
         # Only a cell with a memory "h" reads what it expected of the next step.
         expected = now

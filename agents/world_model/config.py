@@ -33,6 +33,11 @@ class WorldModelConfig(Settings):
     value_weight: float = preset_setting(0.0, "of the value loss in what shapes the latent (mppi)", ">= 0")
     empowerment: float = preset_setting(0.0, "weight of the inverse-dynamics loss", ">= 0")
     empowerment_reward: float = preset_setting(0.0, "imagined reward for a nat of empowerment", ">= 0")
+    alpha_real: float = setting(0.0, "weight of the model's uncertainty, sought when acting (imag_ac)", ">= 0")
+    alpha_imagined: float = setting(0.0, "the same, avoided at imagined steps", ">= 0")
+    members: int = setting(5, "heads whose disagreement is the uncertainty", "[2, 1000]")
+    plan_candidates: int = setting(5, "actions of the policy that are compared to seek uncertainty", ">= 2")
+    plan_horizon: int = setting(5, "steps they are followed for", ">= 1")
     sampling: str = preset_setting(
         "uniform", "dfs: seldom drawn rows first; lap: large errors first", "uniform | dfs | lap"
     )
@@ -82,6 +87,10 @@ class WorldModelConfig(Settings):
     refit: int = setting(200, "steps of the reward head alone after the reward has changed", ">= 0")
     relabel: bool = setting(True, "recompute rewards when sampled; False: those of the time of collection, a control")
 
+    @property
+    def measures_uncertainty(self) -> bool:
+        return self.alpha_real > 0 or self.alpha_imagined > 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # Without a memory a latent learns by being unrolled from the first step of a sequence.
@@ -118,6 +127,12 @@ class WorldModelConfig(Settings):
             self.empowerment and not has_memory,
             "agent.empowerment={empowerment} compares latents before and after an action, and agent.cell=simnorm is "
             "trained on first steps alone; give 0, or agent.cell=rssm",
+        )
+        self.refuse_if(
+            self.measures_uncertainty and not (imagines and has_memory),
+            "agent.alpha_real={alpha_real} and agent.alpha_imagined={alpha_imagined} are for imagined rollouts of a "
+            "latent with a memory, not agent.behaviour={behaviour} with agent.cell={cell}; give 0 for both, or "
+            "agent.preset=r2dreamer",
         )
         self.refuse_if(
             has_memory and self.batch_length < 2,

@@ -224,12 +224,40 @@ class ImagActorCritic(Behaviour):
         }
 
     @torch.no_grad()
+    def seek(self, world: LatentModel, state: State) -> Tensor:
+        """Of `plan_candidates` actions of the policy the one (B, A) that leads to reward and to what is unknown."""
+        assert world.uncertainty is not None
+        count = self.config.plan_candidates
+        rows = {name: torch.cat([part] * count) for name, part in state.items()}
+        features, action, reward, discount = self._roll_out(world, rows, self.config.plan_horizon)
+        optimistic = world.uncertainty.optimistic_rewards(reward, features[:-1], self._bound_action(action))
+        weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
+        score = (weight * optimistic).sum(0).view(count, -1)
+        best = score.argmax(0)
+        first_actions = action[0].view(count, len(best), -1)
+        return first_actions[best, torch.arange(len(best), device=best.device)]
+
+    @torch.no_grad()
     def imagine(self, world: LatentModel, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`horizon` imagined steps: features (H + 1, B, F), actions (H, B, A), rewards and discounts (H, B)."""
+        features, action, reward, discount = self._roll_out(world, state, self.config.horizon)
+        now = features[:-1]
+        bounded = self._bound_action(action)
+        if self.config.measures_uncertainty and world.uncertainty is not None:
+            reward = world.uncertainty.penalize(reward, now, bounded)
+        if self.config.empowerment_reward and world.empowerment is not None:
+            # log q(a | s, s') - log pi(a | s), whose mean is a lower bound of the empowerment.
+            log_prob, _ = self.policy.log_prob(self.policy(now), action)
+            nats = world.empowerment.log_prob(now, features[1:], bounded)
+            reward = reward + self.config.empowerment_reward * (nats - log_prob)
+        return features, action, reward, discount
+
+    def _roll_out(self, world: LatentModel, state: State, horizon: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `imagine` returns, with the model's own rewards."""
         cell = world.cell
         features = [cell.features(state)]
         actions = []
-        for _ in range(self.config.horizon):
+        for _ in range(horizon):
             action = self.policy.sample(self.policy(features[-1]), self.generator)
             state = cell.step(state, self._bound_action(action))
             features.append(cell.features(state))
@@ -239,11 +267,6 @@ class ImagActorCritic(Behaviour):
         action = torch.stack(actions)
         bounded = self._bound_action(action)
         reward = world.reward(now, bounded)
-        if self.config.empowerment_reward and world.empowerment is not None:
-            # log q(a | s, s') - log pi(a | s), whose mean is a lower bound of the empowerment.
-            log_prob, _ = self.policy.log_prob(self.policy(now), action)
-            nats = world.empowerment.log_prob(now, all_features[1:], bounded)
-            reward = reward + self.config.empowerment_reward * (nats - log_prob)
         discount = self.config.gamma * world.continues(now, bounded)
         return all_features, action, reward, discount
 

@@ -11,6 +11,8 @@ combinations: `agents.world_model.config`; the encoder is DreamerV3's, Hafner et
     kl            divergence of posterior and prior with free nats (DreamerV3), or under a budget (RePo, 2309.00082)
     empowerment   the action can be inferred from the two latents around it (2204.08585, equation 4)
 
+The heads of `agents.world_model.uncertainty` are trained beside it, and shape nothing.
+
 Differences from the sources: from 32 pixels on the first stride is 4, with 32 and 64 channels; no gradient reaches the
 encoder through `barlow`; the logarithm of the budget's multiplier moves by at most its rate a step, and begins at 1e-3
 at a rate of 1e-2, not 1e-5 and 1e-4; a continuous action is inferred as one Gaussian with a deviation for each entry.
@@ -34,6 +36,7 @@ from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, set_orth
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
+from agents.world_model.uncertainty import Uncertainty
 from envs.transitions import map_obs
 from lodestar.mappings import take_rows
 from lodestar.numerics.flat import Flat
@@ -105,6 +108,10 @@ class LatentModel(nn.Module):
         self.empowerment = None
         if config.empowerment:
             self.empowerment = Empowerment(size, action_size, encoding.discrete, config.hidden)
+        self.uncertainty = None
+        if config.measures_uncertainty:
+            latent = self.cell.sizes["z"]
+            self.uncertainty = Uncertainty(size, action_size, latent, config, generator.initial_seed())
         self.budget = None
         if config.kl == "repo":
             self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance)
@@ -281,8 +288,11 @@ class LatentModel(nn.Module):
             if config.infonce:
                 agreement = infonce(projected[:MAX_INFONCE_ROWS], target[:MAX_INFONCE_ROWS])
                 losses["infonce"] = config.infonce * agreement
+        linked = seq.valid[:-1] & ~seq.first[1:]
+        if self.uncertainty is not None:
+            error = self.uncertainty.loss(features[:-1], seq.action[:-1], states["z"][1:])
+            losses["uncertainty"] = weighted_mean(error, linked.to(error.dtype))
         if self.empowerment is not None:
-            linked = seq.valid[:-1] & ~seq.first[1:]
             log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
             mean_log_prob = weighted_mean(log_prob, linked.to(features.dtype))
             losses["empowerment"] = -config.empowerment * mean_log_prob
