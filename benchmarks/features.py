@@ -1,6 +1,6 @@
 """What users of such libraries expect: the command of each runs, in the order of features.csv.
 
-Rows 74 and on are what LeRobot, skrl, Isaac Lab, PufferLib and robometer show.
+Rows 74 and on are what the libraries in brackets show.
 
     python -m benchmarks.features 3 12      only these
 

@@ -54,7 +54,7 @@ def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -
         "scores": [(task, not final, _score_rows(numbers, task)) for task, final in numbers.evaluated.items()],
         "successes": bool(numbers.find("success")),
         "modes": bool(numbers.find("mode")),
-        "early": _list_early_ends(bands),
+        "early": _list_gaps(data, bands),
         "scales": scales(numbers),
         "overall": _overall_rows(numbers),
         "thresholds": _threshold_tables(numbers),
@@ -331,9 +331,12 @@ def _overall_rows(numbers: Numbers) -> list[TableRow]:
     return rows
 
 
-def _list_early_ends(bands: Bands) -> list[str]:
-    """A sentence about each arm whose runs did not all reach the same step."""
+def _list_gaps(data: Comparison, bands: Bands) -> list[str]:
+    """A sentence about each task without a curve, and about each arm whose runs did not all reach the same step."""
     lines = []
+    without_curve = [task for task in data.tasks if all(task != drawn for drawn, _ in bands)]
+    if without_curve:
+        lines.append(f"There is no curve of {join(without_curve)}: no row of the logs has a task return.")
     for (task, arm), band in bands.items():
         with_any = np.flatnonzero(band.runs > 0)
         complete = np.flatnonzero(band.whole)

@@ -161,6 +161,9 @@ def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
         complete = np.where(band.whole, band.value, np.nan)
         axis.plot(band.steps, complete, **look, linewidth=1.5, zorder=3 - arm.published)
         axis.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
+        # A run that logged once has no line.
+        if band.steps[0] == band.steps[-1]:
+            axis.plot(band.steps[-1:], band.value[-1:], "o", color=colour, markersize=4)
         late = np.ones(len(band.steps), bool)
         if band.whole.any():
             late = band.steps >= band.steps[band.whole][-1]
@@ -338,6 +341,10 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
         for i, name in enumerate(means):
             colour = PALE if name == "task" else STREAM_COLOURS[i % len(STREAM_COLOURS)]
             colours.append(colour)
+        if steps[0] == steps[-1]:
+            # The only row of a log is about all steps before it.
+            steps = np.array([0.0, steps[-1]])
+            means = {name: np.repeat(mean[:1], 2) for name, mean in means.items()}
         axis.stackplot(steps, *means.values(), colors=colours)
         _write_stream_names(axis, steps, means)
         axis.set_title(f"{cut(arm.name, 30)}\n{cut(task, 30)}", fontsize=8)

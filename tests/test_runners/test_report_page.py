@@ -8,10 +8,12 @@ import re
 
 import numpy as np
 from matplotlib import image
-from test_report_read import WIDE, write
+from test_report_read import WIDE, found_in, write
 
-from runners.report import page
+from runners.report import page, plots
 from runners.report.__main__ import main
+from runners.report.comparison import bands
+from runners.report.numbers import Numbers
 
 
 class Page(html.parser.HTMLParser):
@@ -182,6 +184,25 @@ def test_what_differs_and_what_is_shared_stands_apart(tmp_path):
     source = made(tmp_path)
     assert '<td><code>n_envs</code></td><td class="v">2</td><td class="v">4</td>' in source
     assert '<td><code>agent.gamma</code></td><td class="v">0.99</td></tr>' in source
+
+
+def test_a_task_without_a_curve_is_named(tmp_path):
+    write(tmp_path / "a")
+    write(tmp_path / "b", env="Acrobot-v1", curve=[])
+    text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
+    assert "There is no curve of Acrobot-v1: no row of the logs has a task return." in text
+
+
+def test_a_log_of_one_row_is_a_point_and_its_shares_hold_from_the_beginning(tmp_path):
+    write(tmp_path / "a", reward=("task", "rnd"), curve=[(1000, 5.0)])
+    log = "step,rollout/ep_rew_mean,reward/task_share,reward/rnd_share\n1000,5,0.75,0.25\n"
+    (tmp_path / "a" / "metrics.csv").write_text(log)
+    data = found_in(tmp_path / "a")
+    figure, _ = plots.shares(data, 50)
+    assert figure.axes[0].get_xlim() == (0.0, 1000.0)
+    (axis,) = plots.learning(Numbers(data), bands(data, 50)).axes
+    points = [line for line in axis.lines if line.get_marker() == "o"]
+    assert [line.get_xydata().tolist() for line in points] == [[[1000.0, 5.0]]]
 
 
 def test_published_curves_stand_beside_ours(tmp_path):
