@@ -52,13 +52,11 @@ newest: $(STAMP)
 	$(call apart,'.[test]')
 	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# Other libraries' checkers, wrappers and collectors around our environments.
+# Other libraries' checkers, wrappers and collectors around our environments, and the recipes for them.
 interop: $(STAMP)
 	$(call apart,'.[dev]' torchrl tianshou skrl)
-	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop $(TESTS)
-# RLlib wants another Gymnasium than nle.
-	$(call apart,'.[test]' 'ray[rllib]')
-	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop/test_recipes.py
+	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop/test_interop.py $(TESTS)
+	$(PY) -m benchmarks recipes
 
 # uv installs in under a minute. The interpreter's own pip brings it, where there is one, as a pip for the new
 # environment takes seconds to install. Plain pip is the fallback.

@@ -86,6 +86,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "balrog": ("benchmarks.checks.balrog:run", "users3"),
     "links": ("benchmarks.checks.links:run", "users3"),
     "lean": ("benchmarks.checks.lean:run", "users3"),
+    "recipes": ("benchmarks.checks.recipes:run", "users3"),
     "silence": ("benchmarks.checks.silence:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),

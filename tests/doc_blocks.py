@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCED = re.compile(r"^```(shell|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Recipes for libraries that are not installed beside ours have another name.
+FENCED = re.compile(r"^```(shell|python)(?: sb3_\w+| cleanrl)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .+\n)+", re.MULTILINE)
 COMMAND = re.compile(r"(lodestar|python -m (runners\.)?)\s*\b")
 # Not run, and why: tests must not change what is installed, download, take hours, or wait for a person's answers.
