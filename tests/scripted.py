@@ -103,5 +103,7 @@ def tabled(size: int = 4, actions: int = 3) -> str:
     return file
 
 
+# Principles of the captions of ScriptedWorld.
+JUDGED = "2: A third step. | step 3; Begun. | episode 1"
 _FOLDER = tempfile.TemporaryDirectory()
 gym.register("ScriptedWorld-v0", entry_point=ScriptedWorld)

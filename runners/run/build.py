@@ -233,6 +233,8 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options["text"] = "text" in mix.requires
     options["signals"] = "signals" in mix.requires
+    if options["text"]:
+        refuse_without_captions(config, mix)
     options |= config.env_options
     if config.starts:
         options["starts"] = config.starts
@@ -266,6 +268,24 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     if guides(mix):
         wrap = functools.partial(add_guides, mix=mix)
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
+
+
+def refuse_without_captions(config: TrainConfig, mix: Mix) -> None:
+    """A UsageError where a reward reads captions and neither the environment nor its family writes any."""
+    from envs.make import make, spec_of
+
+    if family_of(spec_of(config.env)).caption is not OTHER.caption:
+        return
+    with closing(make(config.env, **config.env_options)) as env:
+        _, info = env.reset(seed=config.seed)
+        *_, step_info = env.step(env.action_space.sample())
+    if "text" in info or "text" in step_info:
+        return
+    [name, *_] = [stream.name for stream in mix.streams.values() if "text" in stream.reward.requires]
+    raise UsageError(
+        f"reward={name} reads captions, and {config.env} writes none; choose an environment with captions, such as "
+        "MiniGrid-DoorKey-5x5-v0, or give this one a FAMILY with a caption"
+    )
 
 
 def find_device(requested: str) -> str:

@@ -65,6 +65,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "users": (PENDULUM, ("length=4", "seed_steps=64", "every=64", "queries=8", "epochs=3", "latent=2", "user=all")),
     "oni": (PENDULUM, ("judge=rules", "clock=steps", "delay=40", "model=classification")),
     "motif": (PENDULUM, ("data={labels}",)),
+    "rubric": (PENDULUM, ("principles=Left. | left", "delay=40")),
     "subgoals": (GRID, ("teacher_options={accuracy: 0.7}",)),
     "lare": (CARTPOLE, ("code=cartpole", "hidden=8", "layers=1", "subset=4", "batch_size=16", "steps=5")),
     "code": (CARTPOLE, ("file={coded}",)),

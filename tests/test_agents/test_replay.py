@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import ScriptedWorld, coded, demonstrations, labels, script, staged, tabled
+from scripted import JUDGED, ScriptedWorld, coded, demonstrations, labels, script, staged, tabled
 from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
@@ -292,7 +292,7 @@ def test_embeddings_stand_for_frames(mode, shape):
 
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN = {"oni": SHUFFLED, "motif": {"data": labels()}, "code": {"file": coded()}, "table": {"file": tabled()}}
-KNOWN |= {"stages": {"file": staged()}, "signal": {"column": 4}}
+KNOWN |= {"stages": {"file": staged()}, "signal": {"column": 4}, "rubric": {"principles": JUDGED}}
 WEIGHTS = {"clip", "contrast", "synthesis", "progress", "progress_model", "self_reference"}  # rewards that read CLIP
 KNOWN |= {"discriminator": {"demos": demonstrations()}}
 KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}

@@ -14,6 +14,7 @@ from rewards.design.code import Code, CodeConfig
 from rewards.gate import Gate, GateConfig
 from rewards.language.guidance import Guidance, GuidanceConfig
 from rewards.language.oni import ONI, ONIConfig
+from rewards.language.rubric import Rubric, RubricConfig
 from rewards.llm.judges.base import make_judge
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 from rewards.preference.vlm import VLM
@@ -44,6 +45,7 @@ HOLDERS = {
     "guidance": (lambda path: Guidance(GuidanceConfig(goals="openai", **MODEL), *SPACES), ["_annotator"]),
     "mix": (lambda path: rewards.make(["task", "count"], *SPACES), ["streams.task.reward", "streams.count.reward"]),
     "oni": (lambda path: ONI(ONIConfig(judge="rules", family="nethack"), *SPACES), ["annotator"]),
+    "rubric": (lambda path: Rubric(RubricConfig(principles="A key. | key"), *SPACES), ["annotator"]),
     "progress_model, at once": (lambda path: windows("at_once"), ["judge", "store", "frames"]),
     "progress_model, beside": (lambda path: windows("beside"), ["annotator", "frames"]),
     "texts": (lambda path: make_judge("openai", goal="g", **MODEL), ["chat"]),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import FRAME, ScriptedWorld, coded, demonstrations, labels, script, staged, tabled
+from scripted import FRAME, JUDGED, ScriptedWorld, coded, demonstrations, labels, script, staged, tabled
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -34,6 +34,7 @@ KNOWN = {
     "synthesis": UP | DOWN | {"history": 3},
 }
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
+KNOWN |= {"rubric": {"principles": JUDGED}}
 KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}}
 KNOWN |= {"code": {"file": coded()}, "table": {"file": tabled()}}
 KNOWN |= {"stages": {"file": staged()}, "signal": {"column": 4}}

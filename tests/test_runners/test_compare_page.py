@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted import coded, labels, staged, tabled
+from scripted import JUDGED, coded, labels, staged, tabled
 
 import rewards
 from agents.effective_horizon import EffectiveHorizon
@@ -141,6 +141,7 @@ OPTIONS = {
     "self_reference": {"of": "obs"},
     "oni": {"judge": "simulated", "judge_options": {"shuffle": True}},
     "motif": {"data": labels()},
+    "rubric": {"principles": JUDGED},
     "code": {"file": coded()},
     "hilp": {"steps": 50},
     "success": {"which": "all", "online": True},

@@ -84,7 +84,9 @@ class Annotator(AnswerTimes):
     judge: str = setting(help="one of the judges of its kind")
     judge_options: dict[str, Any] | None = setting(None, "its options")
     kind: str = setting(
-        "texts", "texts, windows of frames, or goals, whose answers are words", "texts | windows | goals"
+        "texts",
+        "texts, windows of frames, principles, or goals, whose answers are words",
+        "texts | windows | principles | goals",
     )
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
     clock: str = dataclasses.field(default="wall", kw_only=True)
@@ -130,7 +132,7 @@ class Annotator(AnswerTimes):
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
-            judge: TextJudge = make_judge(self.judge, **options)
+            judge: TextJudge = make_judge(self.judge, self.kind, **options)
             self._judge = judge
             if not judge.local:
                 raise ValueError(f"judge={self.judge} answers when it likes; use clock=wall, or clock=transcript")

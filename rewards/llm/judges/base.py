@@ -4,6 +4,7 @@ The kind of a judge is what it is asked about:
 
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
     windows    label(windows): how much of a task do some frames of an episode show? (`rewards.vision.progress_model`)
+    principles label(items): does a principle hold of a caption? (`rewards.language.rubric`)
     goals      label(situations): which goal should an agent have that met these captions? (`rewards.language.guidance`)
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
@@ -48,6 +49,13 @@ JUDGES: dict[str, dict[str, str]] = {
         "topreward": "rewards.llm.judges.robots:TopReward",
         "lerobot": "rewards.llm.judges.lerobot:LeRobotModel",
         "recorded": "rewards.llm.judges.local:RecordedLabels",
+    },
+    "principles": {
+        "openai": "rewards.llm.judges.principles:PrincipleModel",
+        "local": "rewards.llm.judges.principles:LocalPrinciples",
+        "rules": "rewards.llm.judges.principles:PrincipleRules",
+        "recorded": "rewards.llm.judges.local:RecordedLabels",
+        "simulated": "rewards.llm.judges.principles:NoisyPrinciples",
     },
     "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
     "segments": {

@@ -36,7 +36,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -192,13 +192,15 @@ class NoisyJudge(TextJudge):
 
     name = "simulated"
     local = True
+    # Of the other judge, as in `JUDGES`.
+    kind: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.other: TextJudge | None = None
         if not self.shuffle:
             options = {"goal": self.goal, "family": self.family, **(self.of_options or {})}
-            self.other = make_judge(self.of, **options)
+            self.other = make_judge(self.of, self.kind, **options)
             if not self.other.local:
                 raise ValueError(f"judge simulated: of={self.of!r} is asked outside this process; give rules")
 

@@ -28,7 +28,7 @@ LINE_BREAKS = ("Cc", "Zl", "Zp")
 # How a terminal is told a colour, a place or a title.
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _EXAMPLE = re.compile(r'^- "(.*)" is (\w+):', re.MULTILINE)
-_HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
+_HOLE = re.compile(r"\{(goal|knowledge|caption|first|second|principle)\}")
 
 
 @dataclass(frozen=True)

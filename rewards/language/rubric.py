@@ -1,0 +1,197 @@
+r"""Rubric: yes/no principles are judged of each caption; the score is the weighted mean of those that hold.
+
+    value(c) = max(sum over k of w_k a_k(c), 0) / sum of the positive w_k,     a_k(c) = 1[principle k holds of c]
+    r(s') = value(caption of s') / N_ep(caption)^beta
+
+A judge answers once for each caption and principle (`rewards.llm.judges.principles`). Weights are no part of the
+question: with the same file of answers (`cache`) other weights ask nothing. `lodestar rubric` finds principles and
+weights in recorded comparisons.
+
+Sources: Huang et al. 2025, "Reinforcement Learning with Rubric Anchors", arXiv 2508.12790 (weighted criteria); Liu et
+al. 2025, "OpenRubrics", arXiv 2510.07743 (criteria from a better and a worse answer, kept if they predict which is
+better); Wang and Xiong 2025, "AutoRule", arXiv 2506.15651 (the share of rules that hold is the reward); Wang et al.
+2025, "RLBFF", arXiv 2509.21319 (each answer is yes or no, by the probability of a token).
+Differences: what is judged is one caption of an episode, and not a model's whole answer; answers come beside training;
+a principle of which the judge is unsure does not hold; no vetoes, saturation and tiers of scores (Rubric Anchors), but
+a negative weight takes away from what else holds; the decay of repeated captions is ONI's.
+When it fails: principles that need more than one caption ("the door was opened before the key was found"); a model too
+small for questions about a statement, such as the one of `lodestar fetch`; captions that never repeat, as each costs
+as many questions as there are principles.
+
+Example:
+    lodestar train env=MiniGrid-DoorKey-8x8-v0 env.captions=full reward=rubric \
+        'reward.rubric.principles=The player picked up a key. | ^picked up; 2: The player opened a door. | ^opened'
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from envs.transitions import Transitions
+from lodestar.settings import setting
+from rewards.base import JudgeUse
+from rewards.language.captioned import Captioned, CaptionedConfig
+from rewards.language.label_models import CaptionTable, LabelTable
+from rewards.language.principles import read_principles
+from rewards.llm.annotation.annotator import Annotator, AnswerTimes
+from rewards.llm.judges.principles import item_of
+
+# Distinct captions whose frequency decides what is asked first.
+MAX_CAPTIONS = 10_000
+
+
+@dataclass
+class RubricConfig(CaptionedConfig, AnswerTimes):
+    """Settings of rubric."""
+
+    # As that of oni, beside a task reward of weight 1.
+    weight: Any = 0.1
+    principles: str = setting(
+        "", 'a file *.txt, or *.json of OpenEnv; or themselves, as in "2: The player opened a door.; ..."'
+    )
+    judge: str = setting(
+        "auto",
+        "of principles: openai, local, rules, recorded or simulated; auto is rules where each "
+        "principle has a pattern, else openai",
+    )
+    judge_options: dict[str, Any] = setting(
+        {}, 'its options, as in {model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}'
+    )
+    ask: str = setting("beside", "beside training, or at_once, before the reward is given", "beside | at_once")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ask == "at_once":
+            late = self.rate or self.delay
+            self.refuse_if(late, "reward.rubric.ask=at_once cannot wait for rate={rate:g} or delay={delay}; leave both")
+
+
+class Rubric(Captioned):
+    """r(s') = the weighted mean of the principles that hold of the caption / N_ep(caption)^beta."""
+
+    Config = RubricConfig
+    config: RubricConfig
+    control = {"judge": "simulated", "judge_options": {"shuffle": True}}
+
+    def build(self) -> None:
+        super().build()
+        config = self.config
+        try:
+            principles = read_principles(config.principles)
+        except ValueError as error:
+            raise ValueError(f"reward.rubric.principles: {error}") from None
+        self.principles = [principle.text for principle in principles]
+        self.weights = np.array([principle.weight for principle in principles])
+        patterns = {principle.text: principle.pattern for principle in principles}
+        without = [text for text, pattern in patterns.items() if not pattern]
+        judge = config.judge
+        if judge == "auto":
+            judge = "openai" if without else "rules"
+        options = dict(config.judge_options)
+        if judge == "rules":
+            if without and "patterns" not in options:
+                raise ValueError(
+                    f"reward.rubric.judge=rules finds no pattern of {without[0]!r}; write one behind a bar, as in "
+                    '"The player opened a door. | ^opened", or choose judge=openai'
+                )
+            options.setdefault("patterns", patterns)
+        self.met = CaptionTable(MAX_CAPTIONS)
+        self.labels = LabelTable()
+        self.annotator = Annotator(judge, options, kind="principles", seed=self.seed, **config.times())
+
+    def value(self, texts: Sequence[str]) -> np.ndarray:
+        if self.config.ask == "at_once":
+            self._ask_at_once(texts)
+        total = self.answers(texts) @ self.weights
+        best = self.weights[self.weights > 0].sum()
+        return (np.maximum(total, 0) / best).astype(np.float32)
+
+    def answers(self, texts: Sequence[str]) -> np.ndarray:
+        """How far each of K principles holds of B captions, float64 (B, K); 0 where unsure, NaN before an answer."""
+        answers = np.full((len(texts), len(self.principles)), np.nan)
+        for row, text in enumerate(texts):
+            for column, principle in enumerate(self.principles):
+                value = self.labels.values.get(item_of(principle, text))
+                if value is not None:
+                    answers[row, column] = np.nan_to_num(value)
+        return answers
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        assert batch.text is not None
+        texts = batch.text[np.asarray(batch.valid)].tolist()
+        if not texts:
+            return {}
+        counts = Counter(texts)
+        del counts[""]
+        captions = list(counts)
+        self.met.see(counts, len(texts))
+        # Counted before new answers come: they did not reward these steps when they were taken.
+        values, _ = self.look_up(captions)
+        rewarded = sum(counts[captions[row]] for row in np.flatnonzero(values))
+        self.met.rewarded += rewarded
+        items = []
+        priority = []
+        for caption in captions:
+            for item in self._unanswered(caption):
+                items.append(item)
+                priority.append(float(self.met.counts[caption]))
+        self.annotator.offer(items, self.met.now, priority)
+        self._take_answers()
+        covered = sum(count for caption, count in counts.items() if not self._unanswered(caption))
+        return {
+            **self.annotator.metrics(),
+            "coverage": covered / max(counts.total(), 1),
+            "met": float(len(self.met.counts)),
+            "rewarded": rewarded / len(texts),
+            **self.labels.metrics(),
+        }
+
+    def _unanswered(self, caption: str) -> list[str]:
+        items = [item_of(principle, caption) for principle in self.principles]
+        return [item for item in items if item not in self.labels.values]
+
+    def _ask_at_once(self, texts: Sequence[str]) -> None:
+        """Wait for answers about captions; one that does not come is asked for again when its caption is met again."""
+        items = []
+        for text in texts:
+            items += self._unanswered(text)
+        if items:
+            self.annotator.offer(items, self.met.now)
+            self.annotator.wait(items)
+            for item, value in self.annotator.take(self.met.now):
+                self.labels.add(item, value)
+
+    def _take_answers(self) -> None:
+        answers = self.annotator.take(self.met.now)
+        for item, value in answers:
+            self.labels.add(item, value)
+        if answers:
+            self.forget()
+
+    def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:
+        """The principles that hold of each caption, with their weights."""
+        assert batch.text is not None
+        texts = batch.text.tolist()
+        reasons = []
+        for row in self.answers(texts):
+            holding = [f"{self.principles[k]} ({self.weights[k]:g})" for k in np.flatnonzero(row > 0)]
+            reasons.append(" ".join(holding) or "no principle holds")
+        return reasons
+
+    def judge_use(self) -> JudgeUse:
+        return replace(
+            self.annotator.judge_use(),
+            labels=int(self.labels.metrics()["labels"]),
+            captions=len(self.met.counts),
+            captions_labelled=sum(not self._unanswered(caption) for caption in self.met.counts),
+            rewarded=self.met.rewarded / max(self.met.now, 1),
+        )
+
+    def notes(self) -> list[str]:
+        return [f"{len(self.principles)} principles are weighed", *self.annotator.notes()]
+
+    def preflight(self) -> str:
+        return self.annotator.preflight()
