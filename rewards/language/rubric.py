@@ -127,7 +127,7 @@ class Rubric(Captioned):
         counts = Counter(texts)
         del counts[""]
         captions = list(counts)
-        self.met.see(counts, len(texts))
+        self.met.count_captions(counts, len(texts))
         # Counted before new answers come: they did not reward these steps when they were taken.
         values, _ = self.look_up(captions)
         rewarded = sum(counts[captions[row]] for row in np.flatnonzero(values))
