@@ -19,7 +19,7 @@ from typing import Any
 
 from lodestar.settings import Settings, setting
 from rewards.language.principles import Principle, read_principles, write_principles
-from rewards.language.proposals import Comparison, keep, measure, propose, read_comparisons
+from rewards.language.proposals import JudgedPair, keep, measure, propose, read_comparisons
 from rewards.llm.client import JudgeError
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.principles import PrincipleModel
@@ -95,7 +95,7 @@ def _find(config: RubricFileConfig, given: list[Principle]) -> list[Principle]:
     return [principle._replace(pattern=patterns.get(principle.text, "")) for principle in kept]
 
 
-def _split(config: RubricFileConfig, comparisons: list[Comparison]) -> tuple[list[Comparison], list[Comparison]]:
+def _split(config: RubricFileConfig, comparisons: list[JudgedPair]) -> tuple[list[JudgedPair], list[JudgedPair]]:
     """The comparisons that proposals come from, and those that are held out."""
     shuffled = random.Random(config.seed).sample(comparisons, len(comparisons))
     held_out = round(config.held_out * len(shuffled))

@@ -30,14 +30,14 @@ from rewards.llm.store import AnswerStore, Label, label_in, read_rows
 CAPTION_BREAK = "\n"
 
 
-class Comparison(NamedTuple):
+class JudgedPair(NamedTuple):
     """The better and the worse piece of behaviour, each its captions with line breaks between."""
 
     better: str
     worse: str
 
 
-class Finding(NamedTuple):
+class PrincipleRecord(NamedTuple):
     """How often a principle predicts the better piece, and how often the worse one."""
 
     text: str
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
         return round(math.log((self.right + 1) / (self.wrong + 1)), 2)
 
 
-def read_comparisons(path: str) -> list[Comparison]:
+def read_comparisons(path: str) -> list[JudgedPair]:
     """The decided pairs of a file of labels; ValueError without any."""
     wrong = 'no comparison; give "text", "other" and a value in [0, 1], 1 where the other is better'
     comparisons = []
@@ -65,15 +65,15 @@ def read_comparisons(path: str) -> list[Comparison]:
             raise ValueError(f"{path} has a label of a single text, {item[:80]!r}; give pairs: {wrong}")
         first, second = item
         if value > 0.5:
-            comparisons.append(Comparison(second, first))
+            comparisons.append(JudgedPair(second, first))
         elif value < 0.5:
-            comparisons.append(Comparison(first, second))
+            comparisons.append(JudgedPair(first, second))
     if not comparisons:
         raise ValueError(f"{path} has no pair of which one is better; record more comparisons")
     return comparisons
 
 
-def propose(judge: PrincipleModel, comparisons: Sequence[Comparison], at_once: int, most: int) -> list[str]:
+def propose(judge: PrincipleModel, comparisons: Sequence[JudgedPair], at_once: int, most: int) -> list[str]:
     """Different principles, at most so many of each question about `at_once` comparisons; JudgeError without any."""
     principles: dict[str, str] = {}
     failure = "the model proposed no principle"
@@ -93,8 +93,8 @@ def propose(judge: PrincipleModel, comparisons: Sequence[Comparison], at_once: i
 
 
 def measure(
-    judge: TextJudge, principles: Sequence[str], comparisons: Sequence[Comparison], store: AnswerStore
-) -> list[Finding]:
+    judge: TextJudge, principles: Sequence[str], comparisons: Sequence[JudgedPair], store: AnswerStore
+) -> list[PrincipleRecord]:
     """How often each principle is right; JudgeError if a question gets no answer, unsure is no."""
     captions: dict[str, None] = {}
     for comparison in comparisons:
@@ -109,11 +109,11 @@ def measure(
             better, worse = (sum(map(holds.__contains__, piece.split(CAPTION_BREAK))) for piece in comparison)
             right += better > worse
             wrong += better < worse
-        findings.append(Finding(principle, right, wrong))
+        findings.append(PrincipleRecord(principle, right, wrong))
     return findings
 
 
-def keep(findings: Sequence[Finding], level: float) -> list[Principle]:
+def keep(findings: Sequence[PrincipleRecord], level: float) -> list[Principle]:
     """The principles that predict better than chance, the heaviest first."""
     kept = [finding for finding in findings if finding.chance <= level]
     kept.sort(key=lambda finding: -finding.weight)

@@ -11,7 +11,7 @@ from rollouts import rewards_of, rollout
 
 from rewards.check import check_reward
 from rewards.language.principles import Principle, read_principles, write_principles
-from rewards.language.proposals import Finding, keep, read_comparisons
+from rewards.language.proposals import PrincipleRecord, keep, read_comparisons
 from rewards.language.rubric import Rubric, RubricConfig
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.principles import item_of
@@ -122,11 +122,13 @@ def test_principles_survive_a_text_file_and_the_form_of_openenv(tmp_path):
 
 
 def test_principles_are_kept_that_a_coin_would_not_match(tmp_path):
-    five = Finding("five", 5, 0)
+    five = PrincipleRecord("five", 5, 0)
     assert five.chance == 1 / 32 and five.weight == pytest.approx(1.79)
     # (C(8, 7) + C(8, 8)) / 2^8
-    assert Finding("seven", 7, 1).chance == pytest.approx(9 / 256)
-    kept = keep([Finding("four", 4, 0), Finding("seven", 7, 1), five, Finding("none", 0, 0)], 0.05)
+    assert PrincipleRecord("seven", 7, 1).chance == pytest.approx(9 / 256)
+    kept = keep(
+        [PrincipleRecord("four", 4, 0), PrincipleRecord("seven", 7, 1), five, PrincipleRecord("none", 0, 0)], 0.05
+    )
     assert [principle.text for principle in kept] == ["five", "seven"]
     assert kept[1].weight == pytest.approx(1.39)
 
