@@ -3,7 +3,7 @@
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
 env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0    env=benchmarks.worlds:Hill-v0
-env=benchmarks.worlds:Drifting-v0    env=benchmarks.worlds:Reach-v0
+env=benchmarks.worlds:Drifting-v0    env=benchmarks.worlds:Reach-v0    env=benchmarks.worlds:Wear-v0
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from envs.types import EnvReset, EnvStep
 NOISE = 20  # numbers beside the observation of Distracted
 STEPS = 100  # of HardMaze
 SIZE = 14  # of WanderingNoise
+WORN = 10  # the last level of Wear
 SIDE, SIGHT = 15, 2  # of Field
 PLAN = (
     *("1...#....2", "....#.....", "....#.....", "###.#..###", "....#....."),
@@ -220,6 +221,42 @@ class Level(CellWorld):
         return one_hot(self.cell, self.n_cells)
 
 
+class Wear(CellWorld):
+    """A machine that wears: a task that never ends, whose decisions pay hundreds of steps later.
+
+    Of WORN + 1 levels of wear, 0 is new. Action 0 works: the reward falls evenly from 1 at level 0 to 0 at the last,
+    and the level rises with a chance of `wear`. Action 1 repairs: no reward, and with a chance of `repair` the machine
+    is new again. Time limits look at 1,000 steps at once; nothing ends.
+    Observation: one-hot of its level, float32 (WORN + 1,).
+    """
+
+    STATE = ("level",)
+
+    def __init__(self, wear: float = 0.01, repair: float = 0.01, render_mode: str | None = None) -> None:
+        self.wear = wear
+        self.repair = repair
+        self._setup(render_mode, WORN + 1, 2)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.level = 0
+
+    def step(self, action: Any) -> EnvStep:
+        reward = 0.0
+        chance = self.repair
+        following = 0
+        if action == 0:
+            reward = 1 - self.level / WORN
+            chance = self.wear
+            following = min(self.level + 1, WORN)
+        if self.np_random.random() < chance:
+            self.level = following
+        return self._obs(), reward, False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return one_hot(self.level, WORN + 1)
+
+
 class WanderingNoise(CellWorld):
     """A maze of SIZE x SIZE cells, the same in every run, and a source of noise that walks through it at random.
 
@@ -297,5 +334,6 @@ gym.register("Hill-v0", f"{__name__}:Hill", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
 gym.register("MazeLevel-v0", f"{__name__}:Level", max_episode_steps=60)
+gym.register("Wear-v0", f"{__name__}:Wear", max_episode_steps=1000)
 gym.register("WanderingNoise-v0", f"{__name__}:WanderingNoise", max_episode_steps=200)
 gym.register("Field-v0", f"{__name__}:Field", max_episode_steps=40)

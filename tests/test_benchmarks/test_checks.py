@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import results
 from benchmarks.checks import (
+    average_reward,
     bad_prompts,
     mbtl_gravity,
     models,
@@ -14,6 +15,7 @@ from benchmarks.checks import (
     pseudo_counts,
     stitching,
 )
+from benchmarks.worlds import Wear
 from envs.recording import episodes
 from rewards.llm.judges import prompts
 
@@ -168,3 +170,49 @@ def test_the_oracle_of_a_replay_is_at_least_as_good_as_every_other_choice():
     values = mbtl_gravity.replayed(matrix, seed=0)
     assert tuple(values) == mbtl_gravity.ARMS and values["oracle"] == max(values.values())
     assert mbtl_gravity.value(matrix, [0, 7]) == pytest.approx(np.maximum(matrix[0], matrix[7]).mean())
+
+
+# ------------------------------------------------------------------------------------------------- average_reward
+
+
+def test_mean_rewards_are_those_of_the_long_run():
+    # From state 0 the chain alternates, whatever it does; state 1 pays 3 for action 1.
+    transition = np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
+    reward = np.array([[1.0, 1.0], [0.0, 3.0]])
+    assert average_reward.mean_reward(transition, reward, np.full((2, 2), 0.5)) == pytest.approx((1 + 1.5) / 2)
+    assert average_reward.best_rate(transition, reward) == pytest.approx(2)
+
+
+def test_the_machine_wears_as_its_table_says(monkeypatch):
+    for name, chance in (("WEAR", 1.0), ("REPAIR", 1.0)):
+        monkeypatch.setattr(average_reward, name, chance)
+    transition, reward = average_reward.tables()
+    machine = Wear(wear=1.0, repair=1.0)
+    obs, _ = machine.reset(seed=0)
+    for action in [0, 0, 1, *[0] * 12, 1]:
+        level = int(obs.argmax())
+        obs, paid, terminated, truncated, _ = machine.step(action)
+        assert paid == reward[level, action] and not terminated and not truncated
+        assert transition[level, action, int(obs.argmax())] == 1
+
+
+def test_every_arm_is_tuned_alike_and_run_with_what_was_best(tmp_path, monkeypatch):
+    asked = []
+
+    def measure(arm, setting, seed):
+        asked.append((arm, seed))
+        return 0.5 + setting.is_scaled * (arm == "average") / 10 - setting.learning_rate
+
+    monkeypatch.setattr(average_reward, "measure", measure)
+    figures = average_reward.run(tmp_path)
+    assert len(asked) == 4 * (4 * 3 + 20)
+    assert figures["average_reward_rate"] == pytest.approx(0.6 - 1e-3)
+    assert figures["average_reward_gamma_99"] == pytest.approx(0.5 - 1e-3)
+    assert figures["average_reward_share"] == pytest.approx((0.599 - 0.45) / (0.68 - 0.45), abs=1e-3)
+    # What has its row is not run again.
+    assert average_reward.run(tmp_path) == figures and len(asked) == 4 * (4 * 3 + 20)
+
+
+@pytest.mark.parametrize("arm", list(average_reward.ARMS))
+def test_a_scaled_arm_can_be_measured(arm):
+    assert 0 <= average_reward.measure(arm, average_reward.SETTINGS[1], 0, steps=2048) <= 0.68
