@@ -8,7 +8,7 @@ from gymnasium import spaces
 from rewards.check import random_rollout
 from rewards.exploration.disagreement import Disagreement, DisagreementConfig, StackedHeads
 from rewards.exploration.forward import Forward, ForwardConfig
-from rewards.exploration.learned import dense
+from rewards.exploration.learned import dense_layers
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(4)
 
@@ -26,7 +26,7 @@ def noise(count, seed):
 
 def test_an_ensemble_is_its_members_run_one_by_one():
     generator = torch.Generator().manual_seed(0)
-    members = [dense(6, (16, 16, 3), generator) for _ in range(4)]
+    members = [dense_layers(6, (16, 16, 3), generator) for _ in range(4)]
     for member in members:
         torch.nn.init.normal_(member[0].bias, generator=generator)
     ensemble, x = StackedHeads(members), torch.randn(10, 6, generator=generator)
