@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.annotation.worker import _reply, put
+from rewards.llm.annotation.worker import _reply, ask_judge
 from rewards.llm.judges import base as judge
 from rewards.llm.judges.base import Answers, TextJudge
 
@@ -310,7 +310,7 @@ def test_a_value_beyond_0_and_1_is_a_failure_and_costs_stay_within_reason(monkey
     given = Answers.of([-0.01, 0.0, 1.0, 1.01])
     given.tokens = -5
     monkeypatch.setattr(Letters, "label", lambda self, texts: given)
-    answers = put(Letters(), list("abcd"))
+    answers = ask_judge(Letters(), list("abcd"))
     np.testing.assert_array_equal(answers.value, np.float32([np.nan, 0, 1, np.nan]))
     assert answers.failed.tolist() == [True, False, False, True] and answers.tokens == 0
     assert answers.failure == "the judge gave a value outside [0, 1]"

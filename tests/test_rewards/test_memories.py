@@ -141,7 +141,7 @@ def test_an_episode_visits_the_state_it_begins_in_and_then_every_successor():
         valid=[[1, 1], [1, 0], [1, 1]], ended=[[0, 1], [1, 0], [0, 0]],
     )  # fmt: skip
     visits = Visits(batch)
-    assert visits.of(lambda obs: obs).tolist() == [[1, 0], [2, 8], [3, 0], [4, 9], [5, 10]]
+    assert visits.apply(lambda obs: obs).tolist() == [[1, 0], [2, 8], [3, 0], [4, 9], [5, 10]]
     assert visits.valid.astype(int).tolist() == [[1, 0], [1, 1], [1, 0], [1, 1], [1, 1]]
     assert visits.ended.astype(int).tolist() == [[0, 0], [0, 1], [1, 0], [0, 0], [0, 0]]
     assert visits.rows.tolist() == [1, 2, 4]

@@ -65,9 +65,9 @@ def test_two_answers_at_a_deviation_to_either_side_correlate_by_the_kernel():
     assert level.trend[0] == pytest.approx(2.0)  # by symmetry
     weight = 1 / (1 + level.noise - math.exp(-2 / level.length**2))
     near = math.exp(-0.5 / level.length**2) - math.exp(-0.5 / level.length**2)
-    assert level.at(np.array([[2.0]]), np.zeros(1)) == pytest.approx(2 + weight * near)
+    assert level.predict(np.array([[2.0]]), np.zeros(1)) == pytest.approx(2 + weight * near)
     share = (1 - math.exp(-2 / level.length**2)) * weight
-    assert level.at(x, np.zeros(2)).tolist() == pytest.approx([2 - share, 2 + share], abs=1e-6)
+    assert level.predict(x, np.zeros(2)).tolist() == pytest.approx([2 - share, 2 + share], abs=1e-6)
 
 
 def test_a_dear_reward_that_is_twice_the_cheap_one_and_one_more_is_known_after_three_answers():
