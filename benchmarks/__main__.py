@@ -104,7 +104,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     """Run the named benchmarks; returns the exit code."""
     from benchmarks import results
-    from runners.run.config import UsageError, unknown
+    from runners.run.config import UsageError, describe_unknown
     from runners.run.exits import Stopped
 
     names = sys.argv[1:] if argv is None else argv
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     asked = [name.split(":") for name in names]
     for name, *cases in asked:
         if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain", "public", "audit")):
-            print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
+            print(describe_unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
     for name, *cases in asked:
         run, collected = of(name)

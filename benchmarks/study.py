@@ -359,9 +359,9 @@ def _finals(numbers: Any) -> Any:
     high = 0.2 * max(map(len, rows.values())) + 0.8
     figure, axes = plots.grid(len(rows), (plots.PANEL_INCHES[0], max(plots.PANEL_INCHES[1], high)))
     for axis, (task, found) in zip(axes, rows.items()):
-        plots.dots(axis, numbers.data, found, "task return, IQM and 95 % interval")
+        plots.draw_intervals(axis, numbers.data, found, "task return, IQM and 95 % interval")
         axis.set_title(plots.cut(task, 44))
-        chance = numbers.one("random", task=task)
+        chance = numbers.find_one("random", task=task)
         if chance is not None and np.isfinite(chance.value):
             axis.axvline(chance.value, **plots.RANDOM, zorder=0)
     return figure

@@ -177,7 +177,7 @@ class ResidualVector(VectorWrapper):
             infos = {**infos, "final_obs": final_obs}
         return self.base.see(obs, ended), rewards, terminations, truncations, infos
 
-    def measured(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         return {"residual/clipped": self.base.clipped}
 
     def snapshot(self) -> StateDict:

@@ -27,7 +27,7 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, argument_text, options_text
 from runners.cli.compose import HIDDEN, load_name
-from runners.run.config import TrainConfig, UsageError, assignments, unknown
+from runners.run.config import TrainConfig, UsageError, assignments, describe_unknown
 from runners.run.trust import admit
 
 # Signals of an environment that are named on its page.
@@ -55,7 +55,7 @@ def show(names: list[str]) -> None:
         elif name in agents.names():
             print(details(name, agents.get(name), "agent."))
         else:
-            raise UsageError(unknown("name", name, [*rewards.names(), *agents.names()]))
+            raise UsageError(describe_unknown("name", name, [*rewards.names(), *agents.names()]))
 
 
 main = Command(None, show, __doc__, bare=True)
@@ -111,7 +111,7 @@ def presets_text() -> str:
 def _environments_text() -> str:
     blocks = []
     for family in families().values():
-        lines = [f"environments: {family.name}, {family.description}{missing(family.extra)}"]
+        lines = [f"environments: {family.name}, {family.description}{install_hint(family.extra)}"]
         for name in family.ids:
             goals = family.goals(registry[name]) if name in registry else []
             words = "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals)
@@ -153,7 +153,7 @@ def _summaries(table: Table[Any]) -> str:
     modules = [target.partition(":")[0] for target in targets.values()]
     lines = {}
     for (name, target), module in zip(targets.items(), modules):
-        lines[name] = summary(target, shared=modules.count(module) > 1) + missing(table.extras.get(name, ""))
+        lines[name] = summary(target, shared=modules.count(module) > 1) + install_hint(table.extras.get(name, ""))
     return _table(lines)
 
 
@@ -182,7 +182,7 @@ def summary(target: str, shared: bool = False) -> str:
     return re.split(r"(?<!al)\.\s", paragraph)[0].rstrip(".")
 
 
-def missing(extra: str) -> str:
+def install_hint(extra: str) -> str:
     """The command that installs what a line of the list needs, in brackets; "" where it is installed."""
     command = install_extra(extra) if extra else ""
     return f" [{command}]" if command else ""

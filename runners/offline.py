@@ -45,7 +45,7 @@ from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import play, policy, table
 from runners.record import RecordConfig, read_others, whole_episodes
-from runners.run.config import RECORDING, UsageError, unknown
+from runners.run.config import RECORDING, UsageError, describe_unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: 
         if key in names:
             options[name] = value
         elif algo.place == ALGOS[config.algo].place:
-            raise UsageError(unknown("option", key, names))
+            raise UsageError(describe_unknown("option", key, names))
     settings = kind.Config(**{**options, **algo.options})
     make_agent = getattr(kind, "of", kind)
     return make_agent(settings, *spaces, data=data, signal=signal, seed=config.seed, device=config.device)

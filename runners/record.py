@@ -109,7 +109,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
             model = load(config.policy, env.observation_space, env.action_space)
         act = None
         if model is not None:
-            act = acting(model, env.action_space, config.noise, config.seed)
+            act = noisy_policy(model, env.action_space, config.noise, config.seed)
         steps = config.steps or DEFAULT_RECORD_STEPS
         if config.snapshots:
             act = remember_states(env, act, math.ceil(steps / MAX_RECORDED_STATES), states)
@@ -241,7 +241,7 @@ def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dic
     return meta
 
 
-def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[..., np.ndarray]:
+def noisy_policy(model: Any, action_space: Any, noise: float, seed: int) -> Callable[..., np.ndarray]:
     """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
     rng = np.random.default_rng(seed)
     best = policy(model)

@@ -242,14 +242,14 @@ def make_pictures(
     from lodestar.video import video_suffix
     from runners.evaluation.closing import write_video
     from runners.run.curve import archive, curve
-    from runners.run.tensorboard import shows
+    from runners.run.tensorboard import video_writer
     from runners.run.video import record_video
 
     path = work.folder.path
 
     def film() -> str:
         act = policy(parts.model, config, seed=config.seed)
-        add_to_log = shows(config, path, work.step)
+        add_to_log = video_writer(config, path, work.step)
         video = path / f"video{video_suffix()}"
         place = record_video(config, act, parts.mix, video, SEED + 1000 * config.seed, add_to_log)
         if video.exists():

@@ -163,7 +163,7 @@ class Window:
         ticks_to_linger = LINGER_S * self.fps
         request = ""
         while request == "" and (t < last or ticks_to_linger > 0 or self.paused):
-            self._put(draw(episode, t), f"{name}, step {t + 1}")
+            self._show_picture(draw(episode, t), f"{name}, step {t + 1}")
             self.clock.tick(self.fps * self.speed)
             request = self._read_keys()
             if not self.paused:
@@ -171,7 +171,7 @@ class Window:
                 t = min(t + 1, last)
         return request != "quit"
 
-    def _put(self, picture: np.ndarray, words: str) -> None:
+    def _show_picture(self, picture: np.ndarray, words: str) -> None:
         size = (picture.shape[1], picture.shape[0])
         if not self.pygame.display.get_init():
             self.pygame.display.init()

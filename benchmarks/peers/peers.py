@@ -97,12 +97,12 @@ def run(
         UsageError: for a case that is not there.
     """
     from benchmarks.peers.cases import CASES
-    from runners.run.config import UsageError, unknown
+    from runners.run.config import UsageError, describe_unknown
 
     table, path, figures = CASES if table is None else table, folder / "peers.csv", dict[str, float]()
     for name in cases:
         if name not in table:
-            raise UsageError(unknown("case", name, list(table)))
+            raise UsageError(describe_unknown("case", name, list(table)))
     for name in cases or table:
         case, rows = table[name], [row for row in results.read_rows(path) if row.get("case") == name]
         if not _complete(case, rows):

@@ -30,11 +30,11 @@ CASES = {  # name -> where its function is
 
 def run(folder: Path, cases: Sequence[str] = ()) -> dict[str, float]:
     """Measure the cases, all by default, skipping those whose package lacks; a UsageError for one that is not there."""
-    from runners.run.config import UsageError, unknown
+    from runners.run.config import UsageError, describe_unknown
 
     for name in cases:
         if name not in CASES:
-            raise UsageError(unknown("case", name, list(CASES)))
+            raise UsageError(describe_unknown("case", name, list(CASES)))
     figures: dict[str, float] = {}
     for name in cases or CASES:
         module, _, function = CASES[name].partition(":")

@@ -341,7 +341,7 @@ def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> 
     begin = time.monotonic()
     answers = judge.label(texts)
     seconds = time.monotonic() - begin
-    value = usable(answers)
+    value = values_or_nan(answers)
     findings: dict[str, Any] = {
         "texts": len(texts),
         "failed": float(answers.failed.mean()),
@@ -349,14 +349,14 @@ def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> 
         "positive": mean(value[~np.isnan(value)] > 0.5),
         "tokens an answer": answers.tokens / len(texts),
         "seconds an answer": seconds / len(texts),
-        **agreement("asked twice", value, usable(judge.label(texts))),
+        **agreement("asked twice", value, values_or_nan(judge.label(texts))),
     }
     if answers.failure:
         findings["first failure"] = answers.failure
     if len(texts) > 1:
         first, second = zip(*draw_pairs(texts, count, seed))
-        in_order = usable(judge.compare(first, second))
-        swapped = 1 - usable(judge.compare(second, first))
+        in_order = values_or_nan(judge.compare(first, second))
+        swapped = 1 - values_or_nan(judge.compare(second, first))
         both = ~(np.isnan(in_order) | np.isnan(swapped))
         findings |= {
             "pairs": len(first),
@@ -371,10 +371,10 @@ def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> 
 def labels_of(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:
     """The labels of another judge."""
     with closing(make_judge(name, **options)) as judge:
-        return usable(judge.label(texts))
+        return values_or_nan(judge.label(texts))
 
 
-def usable(answers: Answers) -> np.ndarray:
+def values_or_nan(answers: Answers) -> np.ndarray:
     """The values, NaN also where an answer failed."""
     return np.where(answers.failed, np.nan, answers.value)
 

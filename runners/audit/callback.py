@@ -105,7 +105,7 @@ class Audit(BaseCallback):
         if self.reader.streams is None:
             streams = driver_parts(self._drivers, len(ended))
         if not streams:
-            streams = table_of(map(self.reader.parts, steps))
+            streams = table_of(map(self.reader.stream_values, steps))
         self.recorder.add(AuditedStep(task, reward, ended, streams, valid, updated))
         return True
 

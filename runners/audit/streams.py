@@ -77,7 +77,7 @@ class StreamReader:
             )
         return _read(self.task_source, step)
 
-    def parts(self, step: OneStep) -> dict[str, float]:
+    def stream_values(self, step: OneStep) -> dict[str, float]:
         """The streams that were named, else the terms of a reward that the info holds."""
         if self.streams is not None:
             return {name: _read(source, step) for name, source in self.streams.items()}

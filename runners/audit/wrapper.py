@@ -81,7 +81,7 @@ class AuditWrapper(gym.Wrapper):
         if self.reader.streams is None:
             streams = driver_parts(self._drivers, 1)
         if not streams:
-            streams = table_of([self.reader.parts(step)])
+            streams = table_of([self.reader.stream_values(step)])
         ended = np.array([terminated or truncated])
         task = np.array([self.reader.task(step)])
         rewards = np.array([float(reward)])
@@ -118,7 +118,7 @@ class AuditVectorWrapper(VectorWrapper):
         if self.reader.streams is None:
             streams = driver_parts(self._drivers, self.num_envs)
         if not streams:
-            streams = table_of(map(self.reader.parts, steps))
+            streams = table_of(map(self.reader.stream_values, steps))
         task = np.zeros(self.num_envs)
         for row in np.flatnonzero(valid):
             task[row] = self.reader.task(steps[row])

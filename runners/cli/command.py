@@ -25,7 +25,7 @@ from typing import Any
 
 from lodestar.settings import declarations, settings_of
 from runners.cli.declared import key_of
-from runners.run.config import UsageError, unknown
+from runners.run.config import UsageError, describe_unknown
 from runners.run.output import lasting_output, signs_of_life
 from runners.run.packages import name_collision
 from runners.run.trust import admit, mask_secrets, refuse
@@ -131,7 +131,7 @@ class Command:
                 values.setdefault(REST, []).append(argument)
             else:
                 split(argument, keys)
-                raise UsageError(unknown("key", key, [*keys, *(f"{group}." for group in groups)]))
+                raise UsageError(describe_unknown("key", key, [*keys, *(f"{group}." for group in groups)]))
         for name in _required_fields(self.config):
             if name not in values:
                 raise UsageError(f"{key_of(name)}= is missing; give {fields[name].help}")

@@ -23,7 +23,7 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
-from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, nearest_name, unknown
+from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, describe_unknown, nearest_name
 from runners.run.trust import admit, refuse, require, saved_keys
 from runners.run.value import cast, parse, read, shorten, split
 
@@ -227,7 +227,7 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
         raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
     for name in names:
         if name not in rewards.names():
-            raise UsageError(unknown("reward", name, rewards.names()))
+            raise UsageError(describe_unknown("reward", name, rewards.names()))
     if len(set(names)) < len(names):
         raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
     return agent, names
@@ -242,7 +242,7 @@ def _unknown_agent(agent: str) -> str:
                 return f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}"
             if preset:
                 return f"agent={agent} is unknown; did you mean agent={name} agent.preset={preset}?"
-    return unknown("agent", agent, agents.names())
+    return describe_unknown("agent", agent, agents.names())
 
 
 def load_name(table: Table[Any], given: Any) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lodestar.files import read_text
-from runners.run.config import UsageError, read, unknown
+from runners.run.config import UsageError, describe_unknown, read
 
 # Keys of the command line -> values.
 Values = dict[str, Any]
@@ -37,7 +37,7 @@ def find_preset(name: str) -> Preset:
         return _read_preset(Path(name).resolve())
     presets = all_presets()
     if name not in presets:
-        raise UsageError(unknown("preset", name, [*presets, "auto", "none"]))
+        raise UsageError(describe_unknown("preset", name, [*presets, "auto", "none"]))
     return presets[name]
 
 

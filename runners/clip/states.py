@@ -13,7 +13,7 @@ from envs.render import frame
 from envs.types import MASK
 from rewards.vision.training.lexicon import States
 from runners.clip.describe import Describer, Truths, degree_ends, grade
-from runners.record import acting
+from runners.record import noisy_policy
 from runners.run.config import UsageError
 from runners.run.policies import load
 
@@ -67,7 +67,7 @@ class StateSource:
         act = None
         if self.policy:
             model = load(self.policy, env.observation_space, env.action_space)
-            act = acting(model, env.action_space, SCRIPT_NOISE, seed)
+            act = noisy_policy(model, env.action_space, SCRIPT_NOISE, seed)
         episode = 0
         step = 0
         goal = len(seen.frames) + count

@@ -105,7 +105,7 @@ class FleetCollector(Collector):
         elif self.envs.lag:
             self.catch_up(self.learner)
 
-    def standing(self, columns: slice, number: int) -> State:
+    def actor_state(self, columns: slice, number: int) -> State:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""
         rollout = self.rollout
         rollout_state = {

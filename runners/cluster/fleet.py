@@ -32,7 +32,7 @@ from rewards.adapters.guided import guides
 from runners.cluster.actor import Actor, Outline
 from runners.cluster.collector import FleetCollector
 from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
-from runners.cluster.server import seeing
+from runners.cluster.server import frame_rewards
 from runners.cluster.servers import Asked, Servers
 from runners.run.checkpoint import versions
 from runners.run.config import TrainConfig, UsageError
@@ -346,7 +346,9 @@ class Fleet(VectorEnv):
         for member, rollouts in zip(self.members, pending):
             for number, rollout in enumerate(rollouts, self._issued):
                 member.flight.append(Flight(number, {**rollout, "number": number, "version": self._version}))
-            standings.append(standing[member.number] if standing else collector.standing(member.columns, member.number))
+            standings.append(
+                standing[member.number] if standing else collector.actor_state(member.columns, member.number)
+            )
         self._issued += len(pending[0])
         self._answers(lambda member: member.handle.restore.remote(standings[member.number], parts[member.number]))
 
@@ -359,7 +361,7 @@ class Fleet(VectorEnv):
             return list(parts)
         return None
 
-    def measured(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         """Tags since the last call: shares of the wall's time by what it went to, and the policy's lag in updates."""
         now = time.perf_counter()
         tags = {}
@@ -443,7 +445,7 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
 
 def _refuse_servers(config: TrainConfig, mix: Any, gpus: int) -> None:
     """A UsageError for rewards that no server can embed frames for, and for servers that lack GPUs."""
-    rewards = seeing(mix)
+    rewards = frame_rewards(mix)
     if not rewards:
         raise UsageError(f"servers={config.servers} embed frames, and no reward here reads any; leave it out")
     for name, reward in rewards.items():

@@ -27,7 +27,7 @@ Frames = np.ndarray
 Embeddings = dict[str, np.ndarray]
 
 
-def seeing(mix: Any) -> dict[str, Any]:
+def frame_rewards(mix: Any) -> dict[str, Any]:
     """The rewards of a mix that read frames, by name."""
     rewards_that_see = {}
     for name, stream in mix.streams.items():
@@ -44,7 +44,7 @@ def embed(mix: Any, frames: Frames) -> Embeddings:
     # Only the frames of these transitions are read.
     batch = Transitions(None, None, zeros, None, never, never, ~never, np.zeros(count, np.int64), frames)
     # Rewards with the same model share an embedding.
-    by_embedding = {reward.embedding: reward for reward in seeing(mix).values()}
+    by_embedding = {reward.embedding: reward for reward in frame_rewards(mix).values()}
     return {name: reward.embed(batch) for name, reward in by_embedding.items()}
 
 

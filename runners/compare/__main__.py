@@ -31,7 +31,7 @@ from runners.cli.command import Command
 from runners.cli.compose import compose as compose_run
 from runners.cli.compose import load_name
 from runners.run.build import keep_freed_memory
-from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.config import TrainConfig, UsageError, describe_unknown
 
 if TYPE_CHECKING:
     from runners.compare.candidate import Candidate
@@ -65,7 +65,7 @@ class CompareConfig(Settings):
             if not key.startswith(("reward.", "env.")) and key != "max_episode_steps":
                 keys = list(declarations(CompareConfig))
                 keys.remove("rest")
-                raise UsageError(unknown("key", key, keys))
+                raise UsageError(describe_unknown("key", key, keys))
 
 
 def compare(config: CompareConfig) -> int:
@@ -140,7 +140,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     names = list(sources)
     for name in names:
         if name not in rewards.names():
-            raise UsageError(unknown("reward", name, rewards.names()))
+            raise UsageError(describe_unknown("reward", name, rewards.names()))
     by_name = {goal.name: goal for goal in goals(config.env)}
     if config.goal and config.goal not in by_name:
         has = ", ".join(by_name) or "none that are known: leave goal out, and rewards are compared with the task's own"

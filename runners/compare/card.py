@@ -88,7 +88,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "graded": graded,
         "sentences": {},
         "rows": int(counted.sum()),
-        "about": sample.about(),
+        "about": sample.describe_sources(),
         "notes": _notes(candidate),
         "blank": float(sample.blank[counted].mean()),
         "range": np.quantile(values, QUANTILES).tolist(),

@@ -112,7 +112,7 @@ class Sample:
         """Bool (N,): the rows with uniformly random actions."""
         return np.isin(self.source, (SCATTERED, RANDOM_POLICY))
 
-    def about(self) -> str:
+    def describe_sources(self) -> str:
         """How many rows come from where."""
         parts = []
         for source in (SCATTERED, RANDOM_POLICY, TRAINED_POLICY):

@@ -7,7 +7,7 @@ from typing import Any
 from lodestar.settings import setting
 from runners.run.config import UsageError
 from runners.sweep.config import JobsConfig
-from runners.sweep.grid import safe
+from runners.sweep.grid import folder_name
 from runners.sweep.job import Job
 
 # The first seed that candidates are tried with; test seeds begin at 0.
@@ -50,7 +50,7 @@ class DesignConfig(JobsConfig):
         name = f"{self.train.env}-{self.method}"
         if self.method == "code":
             name += f"-{self.judge}"
-        self.folder = Path(self.root).absolute() / "design" / safe(self.name or name)
+        self.folder = Path(self.root).absolute() / "design" / folder_name(self.name or name)
 
     def run(self, name: str, seed: int, reward: str = "task", **options: Any) -> Job:
         """Training on one reward; `options` are its own."""

@@ -94,15 +94,15 @@ def run() -> NoReturn:
     os.dup2(2, 1)
     code = 0
 
-    def put(**line: object) -> None:
+    def write_finding(**line: object) -> None:
         print(json.dumps(line), file=findings, flush=True)
 
     try:
         for finding in resolve_name(sys.argv[1])(*json.loads(sys.argv[2])):
-            put(**finding._asdict())
-        put(end=True)
+            write_finding(**finding._asdict())
+        write_finding(end=True)
     except Exception as error:
-        put(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        write_finding(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         code = 1
     sys.stdout.flush()
     os._exit(code)

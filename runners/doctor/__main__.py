@@ -19,7 +19,7 @@ from lodestar.packages import DISTRIBUTION, read_requirements, version
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.doctor import Finding, ask, checks
-from runners.run.config import UsageError, unknown
+from runners.run.config import UsageError, describe_unknown
 from runners.run.output import style_stream
 
 # As terminals number them.
@@ -77,39 +77,41 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     """Everything that is looked at, in the order of the lines."""
     timeout = config.timeout
 
-    def alone(name: str, target: str, *given: object, **line: Any) -> Check:
+    def in_own_process(name: str, target: str, *given: object, **line: Any) -> Check:
         return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
 
     core, extras = read_requirements()
     by_name: dict[str, Check] = {
-        "python": alone("python", "python"),
-        "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
+        "python": in_own_process("python", "python"),
+        "packages": in_own_process("packages", "own_packages", fix="pip install lodestar-rl"),
         "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
-        "pygame": alone("pygame", "pygames"),
-        "torch": alone("torch", "torch", fix="pip install 'torch>=2.10'"),
-        "cores": alone("cores", "cores", required=False),
-        "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
+        "pygame": in_own_process("pygame", "pygames"),
+        "torch": in_own_process("torch", "torch", fix="pip install 'torch>=2.10'"),
+        "cores": in_own_process("cores", "cores", required=False),
+        "disk": in_own_process("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
     }
     for name, env_id, drawn in ENVIRONMENTS:
-        by_name[name] = alone(name, "environment", name, env_id, drawn, fix="see the line of its package")
+        by_name[name] = in_own_process(name, "environment", name, env_id, drawn, fix="see the line of its package")
     for name, world in ENVIRONMENT_OF_EXTRA.items():
         fix = f"pip install --force-reinstall 'lodestar-rl[{name}]'"
         if name == "nethack":
             fix = checks.BUILD_NETHACK
-        by_name[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
+        by_name[name] = in_own_process(
+            name, "extra_environment", name, extras.get(name, []), *world, fix=fix, required=False
+        )
     if version("mujoco"):
         by_name["robots drawn"] = partial(checks.mujoco, timeout)
     if config.env:
-        by_name["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
+        by_name["env"] = in_own_process("env", "environment", "env", config.env, None, fix="python -m runners.list")
     judge = (config.judge, config.model)
     by_name |= {
-        "video": alone("video", "video", fix="pip install --force-reinstall imageio-ffmpeg", required=False),
+        "video": in_own_process("video", "video", fix="pip install --force-reinstall imageio-ffmpeg", required=False),
         # Several questions, for which it gets three times as long.
         "judge": partial(ask, "judge", "runners.doctor.judge:judge", *judge, required=False, timeout=3 * timeout),
     }
     for name, requirements in extras.items():
         if name not in (*ENVIRONMENT_OF_EXTRA, "video", "all", "docs", "test", "dev"):
-            by_name[f"[{name}]"] = alone(f"[{name}]", "extra", name, *requirements, required=False)
+            by_name[f"[{name}]"] = in_own_process(f"[{name}]", "extra", name, *requirements, required=False)
     return by_name
 
 
@@ -117,7 +119,7 @@ def choose(by_name: dict[str, Check], only: list[str]) -> dict[str, Check]:
     """Those that `only` names; all if it names none."""
     for name in only:
         if name not in by_name:
-            raise UsageError(unknown("only", name, by_name))
+            raise UsageError(describe_unknown("only", name, by_name))
     return {name: by_name[name] for name in by_name if not only or name in only}
 
 

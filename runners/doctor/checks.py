@@ -125,7 +125,7 @@ def imports(requirements: list[str], timeout: float) -> list[Finding]:
     while len(findings) < len(requirements):
         untried = requirements[len(findings) :]
         name = distribution(untried[0])
-        answered = ask(name, f"{__name__}:each", *untried, fix=install(untried[0]), timeout=timeout)
+        answered = ask(name, f"{__name__}:requirement_findings", *untried, fix=install(untried[0]), timeout=timeout)
         if answered[-1].name == name and len(answered) > 1:
             # The last line is about the requirement after those that answered, which killed the process.
             killer = untried[len(answered) - 1]
@@ -134,7 +134,7 @@ def imports(requirements: list[str], timeout: float) -> list[Finding]:
     return findings
 
 
-def each(*requirements: str) -> Iterator[Finding]:
+def requirement_findings(*requirements: str) -> Iterator[Finding]:
     """One finding for each requirement."""
     from packaging.requirements import Requirement
 
@@ -175,8 +175,8 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
         yield Finding.of(f"[{name}]", ", ".join(words), required=False)
 
 
-def brought(name: str, requirements: list[str], env_id: str, drawn: bool) -> Iterator[Finding]:
-    """The same, and an environment that it brings."""
+def extra_environment(name: str, requirements: list[str], env_id: str, drawn: bool) -> Iterator[Finding]:
+    """Whether what an extra brings is installed, and whether its environment works."""
     (package,) = extra(name, *requirements)
     if package.state == "ok" and requirements:
         yield from environment(name, env_id, drawn, required=False)
@@ -184,7 +184,7 @@ def brought(name: str, requirements: list[str], env_id: str, drawn: bool) -> Ite
         yield package._replace(name=name)
 
 
-def ours() -> Iterator[Finding]:
+def own_packages() -> Iterator[Finding]:
     """Where the four packages are, and whether they are ours."""
     collision = name_collision()
     if collision:

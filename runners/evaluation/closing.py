@@ -51,4 +51,4 @@ def write_video(logger: Logger, path: Path, step: int) -> None:
     """Give a video to W&B, where the run has it; TensorBoard is shown the episode itself, see `tensorboard.shows`."""
     for log in logger.output_formats:
         if isinstance(log, Guarded) and log.name == "wandb":
-            log.use(lambda writer: writer.add_video(path, step))
+            log.call_writer(lambda writer: writer.add_video(path, step))

@@ -16,11 +16,11 @@ from lodestar.video import video_suffix
 from runners.evaluation.closing import write_video
 from runners.evaluation.play import SEED, limits_of, play, policy
 from runners.run import checkpoint
-from runners.run.build import Parts, acting
+from runners.run.build import Parts, build_actor
 from runners.run.config import TrainConfig
 from runners.run.folder import VIDEOS, mean_costs
 from runners.run.progress import TASK_RETURN, random_state, set_random_state
-from runners.run.tensorboard import shows
+from runners.run.tensorboard import video_writer
 from runners.run.video import Act, record_video
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Evaluator(Stateful):
         path = self.folder / VIDEOS / f"step_{step:012d}{video_suffix()}"
         try:
             make_folder(path.parent)
-            also = shows(self.config, self.folder, step)
+            also = video_writer(self.config, self.folder, step)
             record_video(self.config, act, self.mix, path, SEED + 1000 * self.config.seed, also)
             if path.exists():
                 write_video(model.logger, path, step)
@@ -107,7 +107,7 @@ class Evaluator(Stateful):
 
     def _policy(self, model: "Model", interruptible: bool) -> Act:
         if self._model is None:
-            self._model = acting(self.config, self.mix).model
+            self._model = build_actor(self.config, self.mix).model
         self._model.policy.load_state_dict(model.policy.state_dict())
         if getattr(model, "masked", False):
             self._model.masked = True

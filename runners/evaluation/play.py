@@ -285,7 +285,7 @@ def interval(values: list[float], possible: tuple[float, float] | None = None) -
     if len(values) == 1:
         return estimate.value, estimate.value
     if possible is not None:
-        estimate = statistics.within(estimate, *possible)
+        estimate = statistics.clip_interval(estimate, *possible)
     return float(estimate.low), float(estimate.high)
 
 

@@ -82,7 +82,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
             "episodes": len(played.returns),
             "steps": len(played.episode),
             "cut": played.cut,
-            "sampled": policy_view.parts is not None,
+            "sampled": policy_view.distributions is not None,
             "task_return": float(np.mean(played.returns)),
         }
         # Agents without generalised advantages have no lambda.
@@ -99,7 +99,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         left_out.append(policy_view.lacks)
     if not _has_several_streams(played):
         left_out.append("one stream is the whole reward: there is nothing to leave out")
-    if policy_view.parts is not None and not any("cosine" in each for each in summary["streams"].values()):
+    if policy_view.distributions is not None and not any("cosine" in each for each in summary["streams"].values()):
         left_out.append("no cosines: the task's reward never changed in these episodes")
     if not summary["tree"]:
         left_out.append("no tree: the observation is an image, and its family names no signals")
@@ -130,14 +130,14 @@ def of_streams(
     for name, values in played.scaled.items():
         if name.startswith("task") or not values.any():
             continue
-        rows = measures.highest(values, played.episode, MAX_MOMENTS, apart)
+        rows = measures.highest_rows(values, played.episode, MAX_MOMENTS, apart)
         moments[name] = [moment(played, row, 1, {name: float(values[row])}, env) for row in rows]
         # Many rewards give no reasons.
         reasons = mix.streams[name].reward.reasons(played.batch[rows], names)
         for data, reason in zip(moments[name], reasons):
             data["text"] += f" ({reason})"
     summary = {"streams": streams, "moments": moments}
-    if view.parts is None:
+    if view.distributions is None:
         return summary
     advantages, explains = measures.advantages(played, view, gae_lambda)
     by_episode = measures.gradients(played, view, advantages)
@@ -154,7 +154,7 @@ def of_streams(
                 streams[name][key] = value
     moments["disagreement"] = []
     disagreement = measures.disagreement(advantages)
-    for row in measures.highest(disagreement, played.episode, MAX_MOMENTS, apart):
+    for row in measures.highest_rows(disagreement, played.episode, MAX_MOMENTS, apart):
         if disagreement[row] > 0:
             pulls = {name: float(values[row] / max(values.std(), 1e-8)) for name, values in advantages.items()}
             moments["disagreement"].append(moment(played, row, 0, pulls, env))
@@ -164,7 +164,7 @@ def of_streams(
 def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
     """A row as plain data: the state in which it acts, or the one after it (`later` = 1)."""
     episode = int(played.episode[row])
-    time = int(row - played.begins[episode]) + later
+    time = int(row - played.episode_bounds[episode]) + later
     action = np.asarray(played.batch.action[row])
     words = str(np.round(action, 2))
     names = meanings(env)
@@ -188,7 +188,7 @@ def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> 
     if not view.blind:
         parts = reading.hidden_parts(model.observation_space, env, names)
         states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_SALIENCY_STATES]
-        changes = reading.saliency(view, *played.at(states), parts, seed)
+        changes = reading.saliency(view, *played.inputs_at(states), parts, seed)
         for i in np.argsort(-changes, kind="stable"):
             part = {"part": parts[i].label, "moved": float(changes[i]), "cell": parts[i].cell}
             reads.append(part)

@@ -63,11 +63,11 @@ class PlayedRows:
         return {name: np.float32(self.weights[name]) * values for name, values in self.scaled.items()}
 
     @property
-    def begins(self) -> np.ndarray:
+    def episode_bounds(self) -> np.ndarray:
         """The first row of each episode, and M: (E + 1,)."""
         return np.searchsorted(self.episode, np.arange(len(self.returns) + 1))
 
-    def at(self, rows: Any) -> tuple[Obs, Any]:
+    def inputs_at(self, rows: Any) -> tuple[Obs, Any]:
         """Observations acted on, and memories, of some rows."""
         memory = None if self.memory is None else self.memory[rows]
         return map_obs(lambda x: x[rows], self.batch.obs), memory
@@ -158,7 +158,7 @@ def _play_episode(
     memory = np.zeros((1, view.units), np.float32)
     for step in range(steps):
         episode.memories.append(memory)
-        if view.parts is None:
+        if view.distributions is None:
             action = act(obs, step == 0)
             choice = torch.zeros(1, 1)
         else:
@@ -177,10 +177,10 @@ def _play_episode(
 
 def _sample_action(view: PolicyView, obs: Any, memory: np.ndarray) -> tuple[Any, torch.Tensor, np.ndarray]:
     """An action as the environment takes it, its numbers (1, n), and the memory after it."""
-    parts: Any = view.parts
+    distributions: Any = view.distributions
     batch = map_obs(lambda x: np.asarray(x)[None], obs)
     with torch.no_grad():
-        numbers = torch.stack([part.sample() for part in parts(batch, memory)], -1)
+        numbers = torch.stack([part.sample() for part in distributions(batch, memory)], -1)
     if view.units:
         _, memory = view.model.predict(batch, state=memory)
     action = np.asarray(view.to_env(numbers.numpy())[0], view.model.action_space.dtype)
@@ -196,7 +196,7 @@ def pictures(
     Those are missing where an episode did not come out again as it was.
     """
     images = {}
-    begins = played.begins
+    begins = played.episode_bounds
     batch = played.batch
     # Of each episode the last wanted time.
     last_times = dict(sorted(wanted))

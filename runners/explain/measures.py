@@ -45,7 +45,7 @@ def contributions(played: PlayedRows) -> dict[str, dict[str, Any]]:
     parts = played.parts
     sizes = {name: float(np.abs(part).mean()) for name, part in parts.items()}
     total = sum(sizes.values()) or 1.0
-    lengths = np.diff(played.begins)
+    lengths = np.diff(played.episode_bounds)
     bins = played.batch.step * EPISODE_BINS // lengths[played.episode]
     counts = np.maximum(np.bincount(bins, minlength=EPISODE_BINS), 1)
     streams = {}
@@ -79,8 +79,8 @@ def advantages(
     from sklearn.ensemble import ExtraTreesRegressor
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
-    begins = played.begins
-    inputs = flat(played.batch.obs, Inputs(view.model.observation_space))
+    begins = played.episode_bounds
+    inputs = flatten_obs(played.batch.obs, Inputs(view.model.observation_space))
     inputs = np.c_[inputs, played.batch.step]
     max_features = 1.0 if inputs.shape[1] <= 64 else "sqrt"
     forest = ExtraTreesRegressor(50, min_samples_leaf=5, max_features=max_features, random_state=0)
@@ -109,7 +109,7 @@ def split_patches(size: int) -> list[np.ndarray]:
     return np.array_split(np.arange(size), min(PATCHES_PER_SIDE, size))
 
 
-def flat(obs: Obs, inputs: Inputs) -> np.ndarray:
+def flatten_obs(obs: Obs, inputs: Inputs) -> np.ndarray:
     """Observations as float32 (B, D), images as means of patches."""
     columns = [inputs.vector(obs)]
     for image in inputs.pixels(obs).values():
@@ -123,11 +123,11 @@ def flat(obs: Obs, inputs: Inputs) -> np.ndarray:
 
 def gradients(played: PlayedRows, view: PolicyView, advantages: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Stream -> what each episode adds to its policy gradient, (E, P), not weighted."""
-    assert view.parts is not None
+    assert view.distributions is not None
     by_stream = defaultdict(list)
-    for begin, end in zip(played.begins, played.begins[1:]):
+    for begin, end in zip(played.episode_bounds, played.episode_bounds[1:]):
         rows = slice(begin, end)
-        parts = view.parts(*played.at(rows))
+        parts = view.distributions(*played.inputs_at(rows))
         # What squashing adds to a log-probability depends on no parameter.
         log_probs = []
         for part, numbers in zip(parts, played.chosen[rows].unbind(-1)):
@@ -199,9 +199,9 @@ def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor]
 
     0: the step is the same; 1: as far as no step at all; more: it holds the others back. Nothing where no step is made.
     """
-    parts: Any = view.parts
+    distributions: Any = view.distributions
     states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_DIVERGENCE_ROWS]
-    obs, memory = played.at(states)
+    obs, memory = played.inputs_at(states)
     weighted = {}
     for name, rows in by_episode.items():
         if name != OUTSIDE:
@@ -219,7 +219,7 @@ def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor]
         try:
             for parameter, change in zip(view.parameters, step.split(sizes)):
                 parameter += change.view_as(parameter)
-            return parts(obs, memory)
+            return distributions(obs, memory)
         finally:
             for parameter, original in zip(view.parameters, originals):
                 parameter.copy_(original)
@@ -258,7 +258,7 @@ def disagreement(advantages: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.maximum(np.minimum(up, down), 0.0)
 
 
-def highest(values: np.ndarray, episode: np.ndarray, count: int, apart: int) -> list[int]:
+def highest_rows(values: np.ndarray, episode: np.ndarray, count: int, apart: int) -> list[int]:
     """Rows of the highest values, at least so many rows apart within an episode, highest first."""
     chosen: list[int] = []
     for row in np.argsort(-values, kind="stable").tolist():

@@ -33,7 +33,7 @@ class PolicyView:
     """What can be read of an agent; observations are (B, ...), memories (B, units) of a GRU or None.
 
     Attributes:
-        parts: the policy in some states; None if it has no probabilities.
+        distributions: one for each number of an action, in some states; None if the policy has no probabilities.
         to_env: chosen numbers (B, n) -> actions (B, *shape).
         parameters: what the probabilities are a function of.
         units: of a GRU.
@@ -42,7 +42,7 @@ class PolicyView:
     """
 
     model: Any
-    parts: Callable[[Obs, Any], Parts] | None = None
+    distributions: Callable[[Obs, Any], Parts] | None = None
     to_env: Callable[[np.ndarray], np.ndarray] = np.asarray
     parameters: list[Tensor] = field(default_factory=list)
     units: int = 0
@@ -51,10 +51,10 @@ class PolicyView:
 
     def choices(self, obs: Obs, memory: Any = None) -> np.ndarray:
         """The likeliest actions (B, *shape), as the environment takes them."""
-        if self.parts is None:
+        if self.distributions is None:
             return np.asarray(self.model.predict(obs, deterministic=True)[0])
         with torch.no_grad():
-            parts = self.parts(obs, memory)
+            parts = self.distributions(obs, memory)
         likeliest = []
         for part in parts:
             if isinstance(part, Categorical):
@@ -71,10 +71,10 @@ class PolicyView:
         """
         space = self.model.action_space
         continuous = isinstance(space, spaces.Box)
-        if self.parts is not None and not continuous:
+        if self.distributions is not None and not continuous:
             with torch.no_grad():
-                before: Any = self.parts(obs, memory)
-                after: Any = self.parts(changed, memory)
+                before: Any = self.distributions(obs, memory)
+                after: Any = self.distributions(changed, memory)
             variations = []
             for part, changed_part in zip(before, after):
                 gap = (part.probs - changed_part.probs).abs()
@@ -124,7 +124,7 @@ def _view_ppo(model: PPO) -> PolicyView:
     inputs = network.inputs
     actions = network.actions
 
-    def parts(obs: Obs, memory: Any) -> Parts:
+    def distributions(obs: Obs, memory: Any) -> Parts:
         images = map_values(torch.as_tensor, inputs.pixels(obs))
         features = network.features(torch.as_tensor(inputs.vector(obs)), images)
         if network.gru is not None:
@@ -138,14 +138,14 @@ def _view_ppo(model: PPO) -> PolicyView:
         return [Categorical(logits=logits) for logits in outputs.split(actions.sizes, dim=-1)]
 
     units = network.gru.hidden_size if network.gru else 0
-    return PolicyView(model, parts, actions.to_env, list(network.parameters()), units)
+    return PolicyView(model, distributions, actions.to_env, list(network.parameters()), units)
 
 
 def _view_sb3_on_policy(model: Any) -> PolicyView:
     policy = model.policy
     space = model.action_space
 
-    def parts(obs: Obs, _: Any) -> Parts:
+    def distributions(obs: Obs, _: Any) -> Parts:
         distribution = policy.get_distribution(policy.obs_to_tensor(obs)[0]).distribution
         if isinstance(distribution, Normal):
             return _normals(distribution.mean, distribution.stddev)
@@ -160,14 +160,14 @@ def _view_sb3_on_policy(model: Any) -> PolicyView:
             numbers = np.clip(numbers, space.low, space.high)
         return numbers.reshape(len(numbers), *space.shape).astype(space.dtype)
 
-    return PolicyView(model, parts, to_env, list(policy.parameters()))
+    return PolicyView(model, distributions, to_env, list(policy.parameters()))
 
 
 def _view_sb3_gaussian_actor(model: Any) -> PolicyView:
     policy = model.policy
     policy.set_training_mode(False)
 
-    def parts(obs: Obs, _: Any) -> Parts:
+    def distributions(obs: Obs, _: Any) -> Parts:
         mean, log_std, _ = policy.actor.get_action_dist_params(policy.obs_to_tensor(obs)[0])
         return _normals(mean, log_std.exp())
 
@@ -175,7 +175,7 @@ def _view_sb3_gaussian_actor(model: Any) -> PolicyView:
         squashed = np.tanh(numbers)
         return policy.unscale_action(squashed.reshape(len(squashed), *model.action_space.shape))
 
-    return PolicyView(model, parts, to_env, list(policy.actor.parameters()))
+    return PolicyView(model, distributions, to_env, list(policy.actor.parameters()))
 
 
 def _normals(mean: Tensor, std: Tensor) -> Parts:

@@ -30,7 +30,7 @@ from envs.recording import record
 from lodestar.files import make_folder
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.record import acting
+from runners.record import noisy_policy
 from runners.run.build import Trained, load_run
 from runners.run.checkpoint import versions
 from runners.run.config import UsageError, to_dict
@@ -152,7 +152,7 @@ def write_policy(subject: Subject, config: ExportConfig, folder: Path) -> list[s
     if config.format == "none":
         return []
     if policy is None:
-        description = {**about(subject), "policy": None, "why": reason}
+        description = {**describe_subject(subject), "policy": None, "why": reason}
         save(folder, subject.model.policy.state_dict(), description)
         return [f"policy.safetensors: weights only ({reason}); the agent that the configuration describes reads them"]
     return write_formats(policy, subject, config.format, folder, obs, mask)
@@ -200,7 +200,7 @@ def file_subject(config: ExportConfig) -> Subject:
 def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
     """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
     env.action_space.seed(seed)
-    batch = record(env, acting(model, env.action_space, 0.5, seed), count, seed)
+    batch = record(env, noisy_policy(model, env.action_space, 0.5, seed), count, seed)
     # Only agents of ours and maskable_ppo have the attribute.
     masked = getattr(model, "masked", False)
     return batch.obs, batch.obs_action_mask if masked else None
@@ -212,7 +212,7 @@ def write_formats(policy: "Policy", subject: Subject, format: str, folder: Path,
     expected, _ = subject.model.predict(obs, deterministic=True, **masks)
     sentences = []
     if format != "onnx":
-        policy.write(folder, about(subject))
+        policy.write(folder, describe_subject(subject))
         actions = policy.read(folder).act(obs, mask)
         sentences.append(compare_actions("policy.safetensors", actions, expected))
     if format != "safetensors":
@@ -285,7 +285,7 @@ def compare_actions(name: str, actions: np.ndarray, expected: Any) -> str:
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
 
 
-def about(subject: Subject) -> dict[str, Any]:
+def describe_subject(subject: Subject) -> dict[str, Any]:
     """What policy.json holds beside the policy: plain data without paths and addresses."""
     from runners.export.card import remove_paths
 

@@ -31,7 +31,7 @@ from runners.cli.command import Command
 from runners.report.comparison import Comparison, bands, score
 from runners.report.numbers import Numbers, Row
 from runners.report.read import find, number, read_published
-from runners.run.config import UsageError, unknown
+from runners.run.config import UsageError, describe_unknown
 
 # Formats of the picture, and what matplotlib calls the date in each.
 PICTURE_DATE_TAGS = {"png": "Creation Time", "svg": "Date", "pdf": "CreationDate"}
@@ -82,7 +82,7 @@ class ReportConfig(Settings):
         if equals and key.isidentifier():
             keys = list(declarations(ReportConfig))
             keys.remove("rest")
-            raise UsageError(unknown("key", key, keys))
+            raise UsageError(describe_unknown("key", key, keys))
         raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
 
 
@@ -116,7 +116,7 @@ class Report:
         data = Comparison(runs, problems, commands)
         names = [arm.name for arm in data.arms]
         if config.reference and config.reference not in names:
-            raise UsageError(unknown("reference", config.reference, names))
+            raise UsageError(describe_unknown("reference", config.reference, names))
         self.numbers = Numbers(data, config.reference, config.thresholds)
         self.curves = bands(data, config.points)
 
@@ -167,7 +167,7 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
                 "arm": arm.name,
                 "seed": run.seed,
                 "state": run.state,
-                "step": int(run.last),
+                "step": int(run.last_step),
                 "task_return": score(run, numbers.evaluated[task]),
                 "success": run.result("success"),
             }

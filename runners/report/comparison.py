@@ -165,7 +165,7 @@ def _option_suffix(run: Run, keys: list[str]) -> str:
 def _select_run_of_each_seed(runs: list[Run], problems: list[str]) -> list[Run]:
     """Of runs with one seed the finished, the longest, the newest; the others are named."""
     selected: dict[Any, Run] = {}
-    for run in sorted(runs, key=lambda run: (run.state == "finished", run.last, run.name)):
+    for run in sorted(runs, key=lambda run: (run.state == "finished", run.last_step, run.name)):
         if run.key in selected:
             other = selected[run.key].name
             problems.append(f"{other} is left out: {run.name} is the same run, and went further or is newer")
@@ -203,7 +203,7 @@ def _list_unfinished(runs: Iterable[Run]) -> list[str]:
                 lines.append(f"{run.name} finished without a final evaluation")
             continue
         ending = endings.get(run.state, "has no record of how it ended")
-        line = f"{run.name} {ending} at step {run.last:,.0f}"
+        line = f"{run.name} {ending} at step {run.last_step:,.0f}"
         if np.isfinite(run.total):
             line += f" of {run.total:,.0f}"
         if run.status.get("exit_code"):
@@ -297,7 +297,7 @@ class Band:
     span: tuple[float, float]
 
     @property
-    def whole(self) -> np.ndarray:
+    def is_complete(self) -> np.ndarray:
         """Where no run is missing."""
         return (self.runs == self.of) & (self.of > 0)
 

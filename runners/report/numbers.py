@@ -115,7 +115,7 @@ class Numbers:
         wanted["figure"] = figure
         return [row for row in self.rows if wanted.items() <= vars(row).items()]
 
-    def one(self, figure: str, **wanted: str) -> Row | None:
+    def find_one(self, figure: str, **wanted: str) -> Row | None:
         """The only row, or None."""
         return next(iter(self.find(figure, **wanted)), None)
 
@@ -184,7 +184,7 @@ class Numbers:
             highest = max(highest, run_highest)
             policies.update(run.scores)
         estimate = _estimate([self._score_array(task, arm.name)])
-        estimate = statistics.within(estimate, lowest, highest)
+        estimate = statistics.clip_interval(estimate, lowest, highest)
         self._add("final", task, arm.name, estimate, len(scores), len(runs))
         successes = _results(runs, "success")
         if successes:

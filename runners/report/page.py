@@ -63,7 +63,7 @@ def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -
         "own_arms": data.own_arms,
         "settings": configurations(data),
         "configs": _config_texts(data),
-        "looks": plots.looks(data),
+        "looks": plots.arm_styles(data),
         "join": join,
         **_figures(numbers, bands, points),
         **_videos(numbers),
@@ -288,14 +288,14 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
         seeds = str(row.runs)
         if row.runs != row.of:
             seeds += f" of {row.of}"
-        mode = numbers.one("mode", task=task, arm=row.arm)
+        mode = numbers.find_one("mode", task=task, arm=row.arm)
         mode_value = NAN if mode is None else mode.value
-        success = _percentage(numbers.one("success", task=task, arm=row.arm))
+        success = _percentage(numbers.find_one("success", task=task, arm=row.arm))
         normalised = DASH
         # Published returns come from training, so they are on no scale of evaluations.
         if not scale.missing and np.isfinite(row.value) and not published:
             normalised = number(scale(row.value), 3)
-        difference = numbers.one("difference", task=task, arm=row.arm)
+        difference = numbers.find_one("difference", task=task, arm=row.arm)
         difference_text = DASH
         if difference is not None:
             difference_text = signed_text(difference)
@@ -305,9 +305,9 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
         for user_row in numbers.find("told", task=task, arm=row.arm):
             user = user_row.against
             name = f"{row.arm}, told it serves {user}"
-            success = _percentage(numbers.one("told_success", task=task, arm=row.arm, against=user))
+            success = _percentage(numbers.find_one("told_success", task=task, arm=row.arm, against=user))
             rows.append((name, True, *interval_texts(user_row), user_row.runs, DASH, success, "", ""))
-    chance = numbers.one("random", task=task)
+    chance = numbers.find_one("random", task=task)
     if chance is not None and chance.runs:
         rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))
     return rows
@@ -323,7 +323,7 @@ def _overall_rows(numbers: Numbers) -> list[TableRow]:
     """An arm's normalised score and its probability of beating its baseline, with intervals."""
     rows = []
     for row in numbers.find("normalised"):
-        improvement = numbers.one("improvement", arm=row.arm)
+        improvement = numbers.find_one("improvement", arm=row.arm)
         probability = (DASH, DASH)
         if improvement is not None:
             probability = interval_texts(improvement, 3)
@@ -339,7 +339,7 @@ def _list_gaps(data: Comparison, bands: Bands) -> list[str]:
         lines.append(f"There is no curve of {join(without_curve)}: no row of the logs has a task return.")
     for (task, arm), band in bands.items():
         with_any = np.flatnonzero(band.runs > 0)
-        complete = np.flatnonzero(band.whole)
+        complete = np.flatnonzero(band.is_complete)
         if len(complete):
             if complete[-1] < with_any[-1]:
                 end = label_steps(band.steps[complete[-1]])
@@ -536,7 +536,7 @@ def _run_row(run: Run) -> TableRow:
         code = DASH
     step = DASH
     if len(run.steps):
-        step = f"{run.last:,.0f}"
+        step = f"{run.last_step:,.0f}"
     end = str(run.status.get("time", DASH))
     return run.name, run.state, code, step, starts, _clock(_duration(run)), end, place
 

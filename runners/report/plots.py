@@ -66,7 +66,7 @@ MAX_DIRECT_NAME = 18
 NAME_GAP = 0.075
 
 
-def looks(data: Comparison) -> dict[str, dict[str, Any]]:
+def arm_styles(data: Comparison) -> dict[str, dict[str, Any]]:
     """Arm -> colour and line, the same on the whole page."""
     by_arm = {}
     counts: Counter[str] = Counter()
@@ -138,7 +138,7 @@ def learning(numbers: Numbers, bands: Bands, aggregated: bool = False) -> Figure
     for axis, task in zip(axes, tasks):
         panel(axis, numbers, bands, task)
     if with_aggregate:
-        dots(axes[-1], data, rows, "normalised score, IQM and 95 % interval")
+        draw_intervals(axes[-1], data, rows, "normalised score, IQM and 95 % interval")
         axes[-1].set_title("all tasks" if len(data.tasks) > 1 else "final score")
     if not _names_fit_beside_lines(data):
         _add_legend(figure, data)
@@ -148,7 +148,7 @@ def learning(numbers: Numbers, bands: Bands, aggregated: bool = False) -> Figure
 def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
     """One task's curves: solid with a band while all runs are there, dashed where some have stopped."""
     data = numbers.data
-    arm_looks = looks(data)
+    arm_looks = arm_styles(data)
     # The last value of each line, with its name and colour.
     ends = []
     extremes: list[float] = []
@@ -158,21 +158,21 @@ def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
             continue
         look = arm_looks[arm.name]
         colour = look["color"]
-        complete = np.where(band.whole, band.value, np.nan)
+        complete = np.where(band.is_complete, band.value, np.nan)
         axis.plot(band.steps, complete, **look, linewidth=1.5, zorder=3 - arm.published)
         axis.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
         # A run that logged once has no line.
         if band.steps[0] == band.steps[-1]:
             axis.plot(band.steps[-1:], band.value[-1:], "o", color=colour, markersize=4)
         late = np.ones(len(band.steps), bool)
-        if band.whole.any():
-            late = band.steps >= band.steps[band.whole][-1]
+        if band.is_complete.any():
+            late = band.steps >= band.steps[band.is_complete][-1]
         axis.plot(band.steps[late], band.value[late], color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
         finite = band.value[np.isfinite(band.value)]
         if len(finite):
             ends.append((float(finite[-1]), arm.name, colour))
         extremes += band.span
-    chance = numbers.one("random", task=task)
+    chance = numbers.find_one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, **RANDOM, zorder=1)
         ends.append((chance.value, "random policy", PUBLISHED_COLOUR))
@@ -215,7 +215,7 @@ def _names_fit_beside_lines(data: Comparison) -> bool:
 def _add_legend(figure: Figure, data: Comparison) -> None:
     handles = []
     names = []
-    for name, look in looks(data).items():
+    for name, look in arm_styles(data).items():
         handles.append(Line2D([], [], **look, linewidth=1.6))
         names.append(cut(name, 60))
     handles.append(Line2D([], [], **RANDOM))
@@ -238,20 +238,20 @@ def aggregate(numbers: Numbers) -> Figure | None:
     improvements = numbers.find("improvement")
     height = max(2.5, 0.3 * len(rows) + 1.3)
     figure, axes = grid(3 if improvements else 2, (3.7, height))
-    dots(axes[0], numbers.data, rows, "normalised score, IQM")
+    draw_intervals(axes[0], numbers.data, rows, "normalised score, IQM")
     axes[0].axvline(0, color=PALE, linewidth=0.8, zorder=0)
     axes[0].axvline(1, color=PALE, linewidth=0.8, zorder=0)
     _draw_profiles(axes[1], numbers)
     if improvements:
-        dots(axes[2], numbers.data, improvements, "probability of beating its baseline")
+        draw_intervals(axes[2], numbers.data, improvements, "probability of beating its baseline")
         axes[2].axvline(0.5, color=PALE, linewidth=0.8, zorder=0)
         axes[2].set_xlim(-0.02, 1.02)
     return figure
 
 
-def dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> None:
+def draw_intervals(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> None:
     """A dot and its interval for each arm, from top to bottom."""
-    arm_looks = looks(data)
+    arm_looks = arm_styles(data)
     names = []
     for i, row in enumerate(rows):
         colour = arm_looks[row.arm]["color"]
@@ -272,7 +272,7 @@ def _label_rows(axis: Axes, names: list[str], caption: str) -> None:
 
 
 def _draw_profiles(axis: Axes, numbers: Numbers) -> None:
-    arm_looks = looks(numbers.data)
+    arm_looks = arm_styles(numbers.data)
     thresholds, profiles = numbers.profiles()
     for name, profile in profiles.items():
         look = arm_looks[name]
@@ -296,7 +296,7 @@ def forest(numbers: Numbers) -> Figure | None:
     if not rows:
         return None
     figure, (axis,) = grid(1, (7.6, 0.9 + 0.235 * len(rows)))
-    arm_looks = looks(numbers.data)
+    arm_looks = arm_styles(numbers.data)
     names = []
     weights = []
     for i, row in enumerate(rows):
@@ -414,7 +414,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
             colours = {"c": progress, "vmin": 0, "vmax": 1.1, "cmap": "viridis_r"}
             axis.scatter(learned[rows], task_return[rows], **colours, s=7, linewidths=0, rasterized=True)
         title = cut(arm.name, 24)
-        correlation = numbers.one("rank_correlation", task=task, arm=arm.name)
+        correlation = numbers.find_one("rank_correlation", task=task, arm=arm.name)
         if correlation is not None:
             title += f"  ρ = {correlation.value:.2f}"
         axis.locator_params(nbins=4)

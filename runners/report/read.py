@@ -110,7 +110,7 @@ class Run:
         return number(self.config.get("total_timesteps"))
 
     @property
-    def last(self) -> float:
+    def last_step(self) -> float:
         """The step of its last row; 0 without rows."""
         if not len(self.steps):
             return 0.0

@@ -78,7 +78,7 @@ def profile(scores: Strata, thresholds: np.ndarray) -> Estimate:
     def shares_above(parts: list[np.ndarray]) -> np.ndarray:
         return np.mean([(part[:, :, None] > thresholds).mean(1) for part in parts], 0)
 
-    return within(interval(scores, shares_above), 0, 1)
+    return clip_interval(interval(scores, shares_above), 0, 1)
 
 
 def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
@@ -95,7 +95,7 @@ def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
             shares.append(0.5 + 0.5 * signs.mean((1, 2)))
         return np.mean(shares, 0)
 
-    return within(interval([*x, *y], share_of_wins), 0, 1)
+    return clip_interval(interval([*x, *y], share_of_wins), 0, 1)
 
 
 def paired_difference(x: Strata, y: Strata) -> Estimate:
@@ -156,7 +156,7 @@ def interval(strata: Strata, statistic: Statistic) -> Estimate:
     return Estimate(value, stretched_low, stretched_high)
 
 
-def within(estimate: Estimate, low: float, high: float) -> Estimate:
+def clip_interval(estimate: Estimate, low: float, high: float) -> Estimate:
     """An estimate, its interval cut to the possible range, which a stretched one may leave."""
     value, *ends = estimate
     return Estimate(value, *np.clip(ends, low, high))

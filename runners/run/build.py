@@ -331,7 +331,7 @@ class Trained(NamedTuple):
     step: int
 
 
-def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
+def build_actor(config: TrainConfig, mix: Mix | None = None) -> Parts:
     """A run's agent that only acts, on the CPU with a single environment; its mix, or the one given."""
     options = copy.copy(config.agent)
     # Nothing will be learnt: no replay, no demonstrations, no minibatch larger than a rollout.
@@ -351,14 +351,14 @@ def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
 
 
 def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
-    """A trained run at its newest checkpoint, at that of a step, or at the "best"; see `acting`.
+    """A trained run at its newest checkpoint, at that of a step, or at the "best"; see `build_actor`.
 
     A UsageError if it is no run, has no such checkpoint, or names what is not trusted (`runners.run.trust`).
     """
     config = config_of(run, trust)
     state, step = load_checkpoint(run, str(at))
     try:
-        parts = acting(config)
+        parts = build_actor(config)
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         words = f"{type(error).__name__}: {quote_error(error)}"
         raise UsageError(f"what the configuration of run={run} describes cannot be made ({words})") from error

@@ -375,7 +375,7 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-def unknown(what: str, given: Any, names: Iterable[str]) -> str:
+def describe_unknown(what: str, given: Any, names: Iterable[str]) -> str:
     """The sentence about a name that is not one of `names`, with the nearest one."""
     near = nearest_name(str(given), names)
     if near:

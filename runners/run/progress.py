@@ -229,8 +229,8 @@ class Saver(BaseCallback):
         self._logged = model.num_timesteps
         if hasattr(self.driver, "before_log"):
             self.driver.before_log()
-        if hasattr(venv, "measured"):
-            self._record(venv.measured())
+        if hasattr(venv, "take_metrics"):
+            self._record(venv.take_metrics())
         if self.coverage is not None:
             self._record(self.coverage.metrics())
         # Stable-Baselines3 subtracts this from a clock that may be set meanwhile.
@@ -353,16 +353,16 @@ class Guarded(KVWriter):
             self.writer = make()
 
     def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
-        self.use(lambda writer: writer.write(key_values, key_excluded, step))
+        self.call_writer(lambda writer: writer.write(key_values, key_excluded, step))
 
-    def use(self, action: Callable[[Any], None]) -> None:
+    def call_writer(self, action: Callable[[Any], None]) -> None:
         """Do something with the writer, unless it is switched off."""
         if self.writer is not None:
             with self._switching_off():
                 action(self.writer)
 
     def close(self) -> None:
-        self.use(lambda writer: writer.close())
+        self.call_writer(lambda writer: writer.close())
 
     @contextmanager
     def _switching_off(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ def _flat_array(values: Tensor) -> np.ndarray:
     return values.detach().float().cpu().numpy().ravel()
 
 
-def shows(config: TrainConfig, run: Path, step: int) -> "Callable[[Episode], None] | None":
+def video_writer(config: TrainConfig, run: Path, step: int) -> "Callable[[Episode], None] | None":
     """What writes an episode of a run at a step, where the run has such a log."""
     if "tensorboard" not in config.logger:
         return None

@@ -30,7 +30,7 @@ from runners.run.output import clock
 from runners.sweep.config import JobsConfig
 from runners.sweep.display import Display, summary
 from runners.sweep.drive import RESUME, drive
-from runners.sweep.grid import expand, safe
+from runners.sweep.grid import expand, folder_name
 from runners.sweep.job import Job, JobLog, Launcher, cells
 from runners.sweep.local import warm_up
 
@@ -57,11 +57,11 @@ class SweepConfig(JobsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse("run_dir")
-        if self.name and safe(self.name) != self.name:
+        if self.name and folder_name(self.name) != self.name:
             raise UsageError(f"name={self.name} is no name of a folder; give letters, digits, - and _")
         if not self.name:
             given = _split_all(self.rest)
-            stem = safe(f"{given.get('env', '')}-{given.get('reward', 'task')}")[:40].strip("-.,")
+            stem = folder_name(f"{given.get('env', '')}-{given.get('reward', 'task')}")[:40].strip("-.,")
             self.name = f"{stem}-{hashlib.sha256(json.dumps(sorted(self.rest)).encode()).hexdigest()[:6]}"
         self.folder = Path(self.root).absolute() / "sweeps" / self.name
 

@@ -16,7 +16,7 @@ from lodestar.settings import Settings, declarations, setting, settings_of
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, describe_unknown
 from runners.run.value import cast, literals, replace_arguments
 from runners.sweep.job import Job, Launcher
 
@@ -104,7 +104,7 @@ def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     for option, value in options.items():
         key = f"launcher.{option}"
         if key not in keys:
-            raise UsageError(unknown(f"{name}'s launcher option", key, keys))
+            raise UsageError(describe_unknown(f"{name}'s launcher option", key, keys))
         if value is not None:
             given[option] = cast(key, value, hints[option])
     return cls(**given)

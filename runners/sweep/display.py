@@ -151,7 +151,7 @@ class Display(Watcher):
         self._last = self.clock()
         self._runs = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.message(self._counts() + self._doings())
+            self.message(self._counts() + self._describe_running())
         else:
             self._live.update(self._table())
 
@@ -191,7 +191,7 @@ class Display(Watcher):
             line += f"; {clock((len(self.jobs) - amount) / jobs_a_second)} left"
         return line
 
-    def _doings(self) -> str:
+    def _describe_running(self) -> str:
         """What the running jobs do, and how many of them."""
         doings = Counter(run.doing for run in self._runs.values())
         if not doings:

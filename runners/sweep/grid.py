@@ -147,10 +147,10 @@ def _cell_name(config: TrainConfig, swept: dict[str, str]) -> str:
         if not word.startswith(("env=", "reward=", "agent=")):
             short_keys.append(word.removeprefix("agent.").removeprefix("reward."))
     parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(short_keys)]
-    return "/".join(map(safe, filter(None, parts)))
+    return "/".join(map(folder_name, filter(None, parts)))
 
 
-def safe(text: str) -> str:
+def folder_name(text: str) -> str:
     """A text as the name of a folder: readable, and without a path."""
     name = re.sub(r"[^\w.=+,-]+", "-", text, flags=re.ASCII).strip("-.")
     if len(name) > MAX_FOLDER_NAME or not name:

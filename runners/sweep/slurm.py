@@ -227,9 +227,9 @@ class _BatchJob:
         if now - self._without_result < delay:
             return None
         if self._asked:
-            return Outcome(TERMINATED, 0.0, self._where(), "stopped")
+            return Outcome(TERMINATED, 0.0, self._job_label(), "stopped")
         state = "it is gone" if self.local else self.handle.state
-        return Outcome(None, 0.0, self._where(), f"ended without a result ({state})")
+        return Outcome(None, 0.0, self._job_label(), f"ended without a result ({state})")
 
     def _result(self) -> Outcome:
         try:
@@ -241,16 +241,16 @@ class _BatchJob:
             for line in str(failure).splitlines():
                 if "Error" in line or (line.strip(" -") and not reason):
                     reason = line.strip()
-            return Outcome(None, 0.0, self._where(), f"submitit could not run it ({reason or 'no reason known'})")
+            return Outcome(None, 0.0, self._job_label(), f"submitit could not run it ({reason or 'no reason known'})")
         # SLURM ended it, for another job or for its time, and it is to continue.
         if outcome.code == TERMINATED and not self._asked:
             if not self.local:
                 # SLURM may have queued it again by itself.
                 subprocess.call(["scancel", self.handle.job_id])
             outcome = replace(outcome, code=None, error="its batch job was ended from outside")
-        return replace(outcome, where=f"{self._where()} {outcome.where}")
+        return replace(outcome, where=f"{self._job_label()} {outcome.where}")
 
-    def _where(self) -> str:
+    def _job_label(self) -> str:
         return f"{'local' if self.local else 'slurm'} {self.handle.job_id}"
 
 

@@ -32,7 +32,7 @@ from runners.run.value import is_number, literals, replace_arguments, split
 from runners.run.value import read as read_value
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
-from runners.sweep.grid import safe
+from runners.sweep.grid import folder_name
 from runners.sweep.job import Job, JobLog, Launcher
 from runners.transfer import mbtl
 
@@ -83,7 +83,7 @@ class TransferConfig(JobsConfig):
             options = self.options(task)
             self.labels.append(",".join(f"{key}={value:g}" for key, value in options.items()))
         name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}-{'-'.join(grids)}"
-        self.folder = Path(self.root) / "transfer" / safe(self.name or name)
+        self.folder = Path(self.root) / "transfer" / folder_name(self.name or name)
 
     def options(self, task: int) -> dict[str, Any]:
         """The environment's options in a task."""
@@ -92,7 +92,7 @@ class TransferConfig(JobsConfig):
     def run(self, task: int, seed: int) -> Job:
         """Training on one task."""
         changes = {**dict(zip(self.keys, self.tasks[task])), "seed": seed}
-        return self.job(self.folder, f"jobs/{safe(self.labels[task])}/s{seed}", self.argv, changes)
+        return self.job(self.folder, f"jobs/{folder_name(self.labels[task])}/s{seed}", self.argv, changes)
 
     def fixed_settings(self) -> dict[str, Any]:
         """What must be the same to continue in this folder; the budget may be raised."""

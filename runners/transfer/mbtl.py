@@ -32,7 +32,7 @@ HOME_NOISE = 0.1
 KERNEL_LENGTH = 0.3
 
 
-def middle(contexts: np.ndarray) -> int:
+def central_source(contexts: np.ndarray) -> int:
     """The source to begin with; contexts are (N, D) in [0, 1]."""
     return int(np.abs(contexts - 0.5).sum(axis=1).argmin())
 
@@ -42,7 +42,7 @@ def choose(contexts: np.ndarray, seen: dict[int, np.ndarray]) -> int:
     if len(seen) >= len(contexts):
         raise ValueError(f"all {len(contexts)} tasks have been trained on; give a smaller budget or more tasks")
     if not seen:
-        return middle(contexts)
+        return central_source(contexts)
     sources = list(seen)
     returns = np.array(list(seen.values()), np.float64)
     spread = np.ptp(returns) or 1.0
@@ -103,7 +103,7 @@ def equidistant(contexts: np.ndarray, k: int) -> list[int]:
         distance = np.abs(contexts - places)
         # Two places may have the same task next to them.
         return list(dict.fromkeys(distance.argmin(axis=0).tolist()))
-    sources = [middle(contexts)]
+    sources = [central_source(contexts)]
     while len(sources) < k:
         distance = np.abs(contexts[:, None] - contexts[sources][None]).sum(axis=2)
         sources.append(int(distance.min(axis=1).argmax()))

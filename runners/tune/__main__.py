@@ -24,7 +24,7 @@ from runners.tune.config import TuneConfig
 
 def tune(config: TuneConfig) -> None:
     """Try, then test: the whole search, top to bottom."""
-    from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
+    from runners.tune.search import Search, best_settings, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed_settings())
@@ -38,7 +38,7 @@ def tune(config: TuneConfig) -> None:
         with closing(config.launch()) as launcher:
             study = open_study(config)
             Search(config, study, launcher, lambda sentence: print(sentence, flush=True)).run(log)
-            jobs = test_jobs(config, best(study, config))
+            jobs = test_jobs(config, best_settings(study, config))
             print(f"test: {len(jobs)} runs", flush=True)
             entries = drive(jobs, log, launcher, resume="errored")
         missing = [job for job in jobs if not job.is_finished]

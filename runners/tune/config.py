@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.settings import declarations, setting
 from runners.cli.compose import kinds_of
-from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.config import TrainConfig, UsageError, describe_unknown
 from runners.run.value import is_number
 from runners.sweep.config import JobsConfig
-from runners.sweep.grid import safe
+from runners.sweep.grid import folder_name
 from runners.sweep.job import Job
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TuneConfig(JobsConfig):
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
         name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
-        self.folder = Path(self.root) / "tune" / safe(self.name or name)
+        self.folder = Path(self.root) / "tune" / folder_name(self.name or name)
 
     def run(self, name: str, values: dict[str, Any], seed: int) -> Job:
         """A run with some settings; `name` is its folder in that of the search, too."""
@@ -131,14 +131,14 @@ def spaces(
     # Types and ranges of what the agent and the rewards declare: the environment is not tuned.
     kinds: dict[str, Any] = {}
     declared = {}
-    for prefix, options in parts(config).items():
+    for prefix, options in options_by_prefix(config).items():
         kinds |= kinds_of(type(options), prefix)
         for name, declaration in declarations(type(options)).items():
             if declaration.tune:
                 declared[prefix + name] = declaration.tune
     for key in [*chosen, *ranges]:
         if key not in kinds:
-            raise UsageError(unknown("tune", key, list(kinds)))
+            raise UsageError(describe_unknown("tune", key, list(kinds)))
         if key not in declared and key not in ranges:
             raise UsageError(f"tune={key} has no range of its own; give one, as in tune.{key}=[0.1,10,log]")
     if not chosen:
@@ -182,7 +182,7 @@ def space(key: str, given: Any, kind: Any = float) -> Space:
 
 def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
     """What a configuration itself takes for every setting that is tried."""
-    options = parts(config)
+    options = options_by_prefix(config)
     values = {}
     for space in tried:
         owner, _, name = space.key.rpartition(".")
@@ -192,7 +192,7 @@ def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
 
 def check(config: TrainConfig, values: dict[str, Any]) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
-    for prefix, options in parts(config).items():
+    for prefix, options in options_by_prefix(config).items():
         changes = {}
         for key, value in values.items():
             if key.startswith(prefix):
@@ -200,7 +200,7 @@ def check(config: TrainConfig, values: dict[str, Any]) -> None:
         dataclasses.replace(options, **changes)
 
 
-def parts(config: TrainConfig) -> dict[str, Any]:
+def options_by_prefix(config: TrainConfig) -> dict[str, Any]:
     """What has settings: prefix on the command line -> options of the agent, and of each reward."""
     rewards = {f"reward.{name}.": options for name, options in config.reward.items()}
     return {"agent.": config.agent, **rewards}

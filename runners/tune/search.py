@@ -37,7 +37,7 @@ from runners.cli.command import changes_from_defaults
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
 from runners.report.read import possible_returns
-from runners.report.statistics import Estimate, aggregate, iqm, paired_difference, within
+from runners.report.statistics import Estimate, aggregate, clip_interval, iqm, paired_difference
 from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
@@ -48,7 +48,7 @@ from runners.run.value import literal, literals
 from runners.sweep.display import score, scores
 from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, JobLog, Launcher
-from runners.tune.config import TuneConfig, check, parts
+from runners.tune.config import TuneConfig, check, options_by_prefix
 
 # A trial is looked at after each ninth of its steps; asha acts at the first and the third.
 RUNGS = 9
@@ -284,7 +284,7 @@ def settings(values: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def best(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
+def best_settings(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
     """The settings of the best trial; none if that is the default, in all that it sets."""
     params = study.best_trial.params
     return {} if params == config.default else params
@@ -352,7 +352,7 @@ def arm_scores(folders: list[Path]) -> dict[str, Any]:
     mode_returns = scores(folders, OTHER_WAY)
     if mode_returns:
         mode = float(iqm(mode_returns))
-    estimate = within(aggregate([returns]), *possible_returns(read_json(folders[0] / "result.json")))
+    estimate = clip_interval(aggregate([returns]), *possible_returns(read_json(folders[0] / "result.json")))
     return {**_estimate(estimate), "runs": returns.tolist(), "mode": mode}
 
 
@@ -425,7 +425,7 @@ def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
         values[f"env.{key}"] = value
     for key in ("total_timesteps", "n_envs", "max_episode_steps"):
         values[key] = getattr(run, key)
-    for prefix, options in parts(run).items():
+    for prefix, options in options_by_prefix(run).items():
         for key, value in changes_from_defaults(options).items():
             values[prefix + key] = value
     path = config.folder / "best.yaml"

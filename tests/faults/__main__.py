@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from runners.run.config import UsageError, unknown
+from runners.run.config import UsageError, describe_unknown
 from tests.faults import Fault, Found
 
 HEADLINES = (
@@ -206,7 +206,7 @@ def parse(argv: list[str], names: list[str]) -> tuple[list[str], bool, Path | No
         elif not equals and argument in names:
             chosen.append(argument)
         else:
-            raise UsageError(unknown("key" if equals else "fault", key, options if equals else names))
+            raise UsageError(describe_unknown("key" if equals else "fault", key, options if equals else names))
     if options["quick"] not in ("true", "false"):
         raise UsageError(f"quick={options['quick']} is neither true nor false")
     try:

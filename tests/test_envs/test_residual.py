@@ -53,7 +53,7 @@ def test_a_vector_shows_what_it_will_add_and_its_clocks_begin_with_episodes(back
     assert np.array_equal(envs.restore(held)[:, 6:], np.full((3, 3), np.float32(0.02)))
     for wanted in expected:
         np.testing.assert_array_equal(envs.step(np.zeros((3, 3), np.float32))[0], wanted)
-    assert envs.measured() == {"residual/clipped": 0.0}
+    assert envs.take_metrics() == {"residual/clipped": 0.0}
     envs.close()
 
 

@@ -139,8 +139,8 @@ def test_a_task_that_is_not_there_is_refused_with_what_is():
 
 def test_terms_of_a_robots_reward_are_streams():
     step = OneStep(None, 0, None, {"reward_forward": 1.5, "reward_ctrl": -0.5, "x": 3.0})
-    assert StreamReader("", None).parts(step) == {"forward": 1.5, "ctrl": -0.5}
-    assert StreamReader("", {"far": "x"}).parts(step) == {"far": 3.0}
+    assert StreamReader("", None).stream_values(step) == {"forward": 1.5, "ctrl": -0.5}
+    assert StreamReader("", {"far": "x"}).stream_values(step) == {"far": 3.0}
 
 
 class Backwards(gym.RewardWrapper):

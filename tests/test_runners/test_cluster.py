@@ -122,7 +122,7 @@ def test_with_a_lag_what_another_policy_acted_counts_as_often_as_it_would_be_cho
     assert all((importance > 0).all() and (importance <= 2).all() for *_, importance in kept)
     assert (kept[1][4] < 1 - 1e-4).mean() > 0.2
     assert [len(member.flight) for member in parts.venv.members] == [1, 1]
-    assert parts.venv.measured()["time/lag"] == 1
+    assert parts.venv.take_metrics()["time/lag"] == 1
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -76,7 +76,7 @@ def test_a_package_that_kills_the_process_is_named_and_the_rest_go_on(faulty: Pa
 
 
 def test_a_requirement_of_another_platform_is_not_missed() -> None:
-    (found,) = checks.each("no-such-package>=1; sys_platform == 'beos'")
+    (found,) = checks.requirement_findings("no-such-package>=1; sys_platform == 'beos'")
     assert found == Finding("no-such-package", "ok", 'not needed here (sys_platform == "beos")')
 
 
@@ -118,9 +118,9 @@ def test_an_extra_says_what_it_lacks() -> None:
     assert lacking == Finding(
         "[x]", "optional", "without no-such-package", "pip install 'lodestar-rl[x]'", required=False
     )
-    (world,) = checks.brought("x", ["no-such-package"], "CartPole-v1", False)
+    (world,) = checks.extra_environment("x", ["no-such-package"], "CartPole-v1", False)
     assert world == lacking._replace(name="x")
-    (world,) = checks.brought("x", ["filelock>=3"], "CartPole-v1", False)
+    (world,) = checks.extra_environment("x", ["filelock>=3"], "CartPole-v1", False)
     assert world.state == "ok" and world.found.startswith("CartPole-v1 made in")
 
 

@@ -26,14 +26,14 @@ def reader(weights):
     """A policy of two actions whose logit is linear in the observation."""
     linear = torch.tensor(weights, requires_grad=True)
 
-    def parts(obs, memory):
+    def distributions(obs, memory):
         logit = torch.as_tensor(np.asarray(obs, np.float32)) @ linear
         return [Categorical(logits=torch.stack([0 * logit, logit], -1))]
 
     model = SimpleNamespace(
         action_space=spaces.Discrete(2), observation_space=spaces.Box(-9, 9, (len(weights),), np.float32)
     )
-    return PolicyView(model, parts, lambda x: x[:, 0], [linear])
+    return PolicyView(model, distributions, lambda x: x[:, 0], [linear])
 
 
 def rows(scaled, weights, lengths, obs=None):
@@ -116,7 +116,7 @@ def test_signs_steps_and_disagreement_by_hand():
     found = {"task": np.array([1.0, 1, -1, -1]), "bonus": np.array([-3.0, 2, -2, 3]), OUTSIDE: np.zeros(4)}
     assert measures.flips(played, found) == {"task": 0.0, "bonus": 0.5}
     assert np.flatnonzero(measures.disagreement(found)).tolist() == [0, 3]
-    assert measures.highest(np.array([5.0, 4, 9, 1]), played.episode, 2, 2) == [2, 0]
+    assert measures.highest_rows(np.array([5.0, 4, 9, 1]), played.episode, 2, 2) == [2, 0]
     seen = reader([0.0])
     before = seen.parameters[0].detach().clone()
     by_episode = {"task": torch.tensor([[1.0]]), "bonus": torch.tensor([[0.0]]), OUTSIDE: torch.tensor([[9.0]])}

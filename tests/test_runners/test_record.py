@@ -8,7 +8,7 @@ from envs import recording
 from envs.make import make
 from envs.snapshots.s3rl import Snapshots
 from envs.transitions import Transitions
-from runners.record import RecordConfig, acting, main, record, whole_episodes
+from runners.record import RecordConfig, main, noisy_policy, record, whole_episodes
 
 
 def test_a_random_policy_is_recorded_with_what_was_asked_for(tmp_path, capsys):
@@ -47,10 +47,10 @@ class Constant:
 def test_noise_is_the_share_of_random_actions_and_the_state_of_a_policy_is_handed_on():
     space = spaces.Discrete(1000)
     space.seed(0)
-    act = acting(Constant(), space, 0.25, seed=0)
+    act = noisy_policy(Constant(), space, 0.25, seed=0)
     actions = np.concatenate([act(np.zeros((4, 1)), np.zeros(4, bool)) for _ in range(500)])
     assert (actions > 0).mean() == pytest.approx(0.25, abs=0.03)
-    assert (acting(Constant(), space, 0.0, seed=0)(np.zeros((9, 1)), np.zeros(9, bool)) == 0).all()
+    assert (noisy_policy(Constant(), space, 0.0, seed=0)(np.zeros((9, 1)), np.zeros(9, bool)) == 0).all()
 
 
 def test_states_that_were_met_are_kept_for_a_students_starts(tmp_path, monkeypatch, capsys):

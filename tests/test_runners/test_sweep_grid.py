@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from runners.run.config import UsageError
-from runners.sweep.grid import alternatives, expand, safe
+from runners.sweep.grid import alternatives, expand, folder_name
 
 CARTPOLE = "env=CartPole-v1"
 
@@ -133,9 +133,9 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["../../etc", "/root", "..", ".hidden", "a b;rm -rf $HOME", "x" * 300, "", "ä/é"])
 def test_a_name_never_leaves_its_folder(text):
-    name = safe(text)
+    name = folder_name(text)
     assert name and len(name) <= 80 and "/" not in name and not name.startswith(".")
-    assert name == safe(text) and name.isascii()
+    assert name == folder_name(text) and name.isascii()
 
 
 def test_two_ids_that_would_share_a_folder_do_not(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from runners.tune.config import TuneConfig
 from runners.tune.search import (
     Search,
     arm_scores,
-    best,
+    best_settings,
     open_study,
     rungs,
     sampler,
@@ -94,14 +94,14 @@ def test_tuning_seeds_and_test_seeds_are_apart(tmp_path):
     tuning = {int(name.rpartition("/s")[2]) for name in launcher.ran}
     tests = {int(options(job)["seed"]) for job in test_jobs(one, {RATE: 1e-3})}
     assert (tuning, tests) == ({1000, 1001, 1002}, {0, 1, 2, 3})
-    assert best(study, one) == ({} if study.best_trial.number == 0 else study.best_params)
+    assert best_settings(study, one) == ({} if study.best_trial.number == 0 else study.best_params)
 
 
 def test_the_verdict_counts_only_test_seeds_and_states_the_budget(tmp_path):
     one = plan(tmp_path, "trials=12", "seeds=2", "test_seeds=5", "pruner=none")
     launcher, log = Instant(earn), JobLog(one.folder)
     study = searched(one, launcher, log)
-    jobs = test_jobs(one, best(study, one))
+    jobs = test_jobs(one, best_settings(study, one))
     entries = drive(jobs, log, launcher)
     found = verdict(one, study, jobs, entries)
     log.close()
@@ -125,7 +125,7 @@ def test_when_nothing_is_better_nothing_is_called_tuned(tmp_path):
     one = plan(tmp_path, "trials=3", "seeds=1", "test_seeds=2", "pruner=none")
     launcher, log = Instant(lambda given: -abs(float(given.get(RATE, 3e-4)) - 3e-4)), JobLog(one.folder)
     study = searched(one, launcher, log)
-    jobs = test_jobs(one, best(study, one))
+    jobs = test_jobs(one, best_settings(study, one))
     found = verdict(one, study, jobs, drive(jobs, log, launcher))
     log.close()
     assert [job.name for job in jobs] == ["test/default/s0", "test/default/s1"]
