@@ -32,8 +32,17 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.device import collector_class
 from agents.ppo.extensions import extension_classes
 from agents.ppo.learners import make_learner, make_policy
-from agents.ppo.seams import Combiner, Estimator, Extra, Penalty, RolloutSchedule, ScoredRollout, Targets
-from agents.ppo.update import StreamGradients, TorchUpdate, advantages
+from agents.ppo.seams import (
+    Combiner,
+    Estimator,
+    Extra,
+    Penalty,
+    RolloutSchedule,
+    ScoredRollout,
+    Targets,
+    advantages,
+)
+from agents.ppo.update import StreamGradients, TorchUpdate
 from envs.transitions import NotFinite, is_finite, map_obs
 from envs.types import Obs
 from lodestar.numerics.flat import Flat
@@ -149,8 +158,11 @@ class PPO(BaseAgent):
         decide = self.combiner.needs_gradients
         for extra in self.extras:
             decide |= extra.needs_gradients
-        n_envs = self.envs.num_envs
-        self.gradients = StreamGradients(self.autograd, list(self.streams), self.config, n_envs, decide)
+        # A single stream's gradient is the policy's.
+        self.gradients: StreamGradients | None = None
+        if len(self.streams) > 1:
+            names = list(self.streams)
+            self.gradients = StreamGradients(self.autograd, names, self.config, self.envs.num_envs, decide)
 
     def _make_extensions(self, seam: str) -> list[Any]:
         """The extensions of a seam that the settings ask for."""
@@ -303,11 +315,13 @@ class PPO(BaseAgent):
 
     def _measure_gradients(self, scored: ScoredRollout, returns: np.ndarray) -> None:
         """The streams' policy gradients before the update, every so many rollouts."""
-        if self.gradients.is_due(self._n_updates):
-            log_prob = scored.collector.log_prob
-            # What the policy follows is decided later, and no stream's gradient depends on it.
-            targets = Targets.stack(log_prob, np.zeros_like(log_prob), returns)
-            self.metrics |= self.gradients.measure(scored, scored.collector.batch(targets))
+        rollouts = self._n_updates // self.config.n_epochs
+        if self.gradients is None or rollouts % self.gradients.every:
+            return
+        log_prob = scored.collector.log_prob
+        # What the policy follows is decided later, and no stream's gradient depends on it.
+        targets = Targets.stack(log_prob, np.zeros_like(log_prob), returns)
+        self.metrics |= self.gradients.measure(scored, scored.collector.batch(targets))
 
     def _combine_advantages(self, scored: ScoredRollout) -> np.ndarray:
         """The one advantage (T, N) that the policy follows."""

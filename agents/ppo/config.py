@@ -76,14 +76,6 @@ class CoreSettings(Settings):
         "auto | numba | numpy | eager",
     )
 
-    def scheduled_value(self, name: str, timesteps: int, total_timesteps: int) -> float:
-        """The value of one of `SCHEDULED` after so many environment steps of a training of `total_timesteps`."""
-        schedule = Schedule(getattr(self, name), self.prefix + name, total_timesteps)
-        value = float(schedule(timesteps))
-        if name == "learning_rate" and self.anneal:
-            value *= max(1 - timesteps / total_timesteps, 0.0)
-        return value
-
     def check_schedules(self) -> None:
         """Raise a ValueError for a schedule that cannot be read, or leaves the range of its setting."""
         declared = declarations(type(self))

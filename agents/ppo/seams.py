@@ -24,6 +24,7 @@ from agents.ppo.config import PPOConfig
 from envs.transitions import Transitions
 from envs.types import Array
 from lodestar.numerics.flat import Flat
+from lodestar.settings import Schedule
 from lodestar.state import Stateful
 
 if TYPE_CHECKING:
@@ -113,9 +114,16 @@ class Learner(ABC):
 
     def follow(self, timesteps: int, total_timesteps: int) -> None:
         """Take what the schedules of the settings say after so many environment steps."""
-        self.learning_rate = self.config.scheduled_value("learning_rate", timesteps, total_timesteps)
-        self.clip_range = self.config.scheduled_value("clip_range", timesteps, total_timesteps)
-        self.entropy_weight = self.config.scheduled_value("entropy_weight", timesteps, total_timesteps)
+
+        def scheduled_value(name: str) -> float:
+            setting = getattr(self.config, name)
+            return float(Schedule(setting, self.config.prefix + name, total_timesteps)(timesteps))
+
+        self.learning_rate = scheduled_value("learning_rate")
+        if self.config.anneal:
+            self.learning_rate *= max(1 - timesteps / total_timesteps, 0.0)
+        self.clip_range = scheduled_value("clip_range")
+        self.entropy_weight = scheduled_value("entropy_weight")
 
     @abstractmethod
     def act(self, vector: Any, pixels: Any, noise: np.ndarray, mask: Any = None, *memory: Any) -> Any:
@@ -205,8 +213,69 @@ class ScoredRollout:
     gradient_rows: Any = None
 
 
-# Rewards (T, N, K) and what else `agents.ppo.update.advantages` takes, the default -> advantages (T, N, K).
+# Rewards (T, N, K) and what else `advantages` takes, the default -> advantages (T, N, K).
 Estimator = Callable[..., Array]
+
+
+def advantages(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    last_values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
+    gamma: np.ndarray,
+    gae_lambda: float,
+    episodic: np.ndarray,
+) -> np.ndarray:
+    """Generalised advantage estimates (T, N, K) of every stream; returns are advantages + values[:-1].
+
+        delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
+
+    An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
+    observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
+
+    `rewards` (T, N, K); `values` (T + 1, N, K), row T after the rollout; `last_values` (T, N, K), of a truncated
+    episode's true last observation. A row that is not `valid`, bool (T, N), has advantage 0 and is passed over; if it
+    is truncated, an episode was lost there: the row before is bootstrapped with its next observation. `gamma`,
+    `episodic` (K,).
+    """
+    length, n, streams = rewards.shape
+    all_valid = valid.all()
+    lost = truncated & ~valid
+    next_values = values[1:]
+    if not all_valid:
+        # What follows a row that only resets is what follows its successor.
+        next_values = next_values.copy()
+        for t in reversed(range(length - 1)):
+            counts = (valid | lost)[t + 1][:, None]
+            next_values[t] = np.where(counts, next_values[t], next_values[t + 1])
+
+    ended = (terminated | truncated) & valid
+    stops = ended[..., None] & episodic
+    out_of_time = (truncated & ~terminated)[..., None]
+    end_values = np.where(out_of_time, last_values, np.float32(0))
+    next_values = np.where(stops, end_values, next_values)
+    delta = rewards + gamma * next_values - values[:-1]
+    decay = np.where(stops, 0.0, gamma * gae_lambda)
+    decay = decay.astype(np.float32)
+    if not all_valid:
+        # A row that is no transition hands on what follows it, but not across a lost episode.
+        delta[~valid] = 0.0
+        decay[~valid] = 1.0
+        decay[:-1][lost[1:]] = 0.0
+
+    # The sum backwards in time, of all environments and streams at once.
+    decay = decay.reshape(length, n * streams)
+    sums = delta.astype(np.float32).reshape(length, n * streams)
+    discounted = np.empty(n * streams, np.float32)
+    for t in range(length - 2, -1, -1):
+        np.multiply(decay[t], sums[t + 1], out=discounted)
+        np.add(sums[t], discounted, out=sums[t])
+    result = sums.reshape(length, n, streams)
+    if all_valid:
+        return result
+    return np.where(valid[..., None], result, np.float32(0))
 
 
 class Combiner(Stateful):

@@ -1,4 +1,4 @@
-"""The update of PPO by torch's autograd, for every network and device, and the advantages it learns from.
+"""The update of PPO by torch's autograd, for every network and device.
 
 `StreamGradients` takes the policy gradient of every stream on part of a rollout: it is logged, and extensions decide
 by it.
@@ -27,67 +27,6 @@ LOGGED_GRADIENT_ROWS = 256
 DECIDING_GRADIENT_ROWS = 1024
 # What gradients that are only logged may cost of an update's time.
 MAX_COST_SHARE = 0.025
-
-
-def advantages(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    last_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-    gamma: np.ndarray,
-    gae_lambda: float,
-    episodic: np.ndarray,
-) -> np.ndarray:
-    """Generalised advantage estimates (T, N, K) of every stream; returns are advantages + values[:-1].
-
-        delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
-
-    An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
-    observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
-
-    `rewards` (T, N, K); `values` (T + 1, N, K), row T after the rollout; `last_values` (T, N, K), of a truncated
-    episode's true last observation. A row that is not `valid`, bool (T, N), has advantage 0 and is passed over; if it
-    is truncated, an episode was lost there: the row before is bootstrapped with its next observation. `gamma`,
-    `episodic` (K,).
-    """
-    length, n, streams = rewards.shape
-    all_valid = valid.all()
-    lost = truncated & ~valid
-    next_values = values[1:]
-    if not all_valid:
-        # What follows a row that only resets is what follows its successor.
-        next_values = next_values.copy()
-        for t in reversed(range(length - 1)):
-            counts = (valid | lost)[t + 1][:, None]
-            next_values[t] = np.where(counts, next_values[t], next_values[t + 1])
-
-    ended = (terminated | truncated) & valid
-    stops = ended[..., None] & episodic
-    out_of_time = (truncated & ~terminated)[..., None]
-    end_values = np.where(out_of_time, last_values, np.float32(0))
-    next_values = np.where(stops, end_values, next_values)
-    delta = rewards + gamma * next_values - values[:-1]
-    decay = np.where(stops, 0.0, gamma * gae_lambda)
-    decay = decay.astype(np.float32)
-    if not all_valid:
-        # A row that is no transition hands on what follows it, but not across a lost episode.
-        delta[~valid] = 0.0
-        decay[~valid] = 1.0
-        decay[:-1][lost[1:]] = 0.0
-
-    # The sum backwards in time, of all environments and streams at once.
-    decay = decay.reshape(length, n * streams)
-    sums = delta.astype(np.float32).reshape(length, n * streams)
-    discounted = np.empty(n * streams, np.float32)
-    for t in range(length - 2, -1, -1):
-        np.multiply(decay[t], sums[t + 1], out=discounted)
-        np.add(sums[t], discounted, out=sums[t])
-    result = sums.reshape(length, n, streams)
-    if all_valid:
-        return result
-    return np.where(valid[..., None], result, np.float32(0))
 
 
 class TorchUpdate(Learner):
@@ -263,7 +202,6 @@ class StreamGradients:
     def __init__(self, learner: TorchUpdate, streams: list[str], config: PPOConfig, n_envs: int, decide: bool) -> None:
         self.learner = learner
         self.streams = streams
-        self.n_epochs = config.n_epochs
         # From one rollout whose gradients are taken to the next.
         self.every = 1
         self.rows = DECIDING_GRADIENT_ROWS
@@ -276,9 +214,6 @@ class StreamGradients:
         if config.gru:
             # Of a recurrent policy sequences.
             self.rows = max(self.rows // config.sequence, 1)
-
-    def is_due(self, n_updates: int) -> bool:
-        return len(self.streams) > 1 and n_updates // self.n_epochs % self.every == 0
 
     def measure(self, scored: ScoredRollout, batch: Batch) -> dict[str, float]:
         """Write the gradients into the rollout; returns tags `stream/<name>/cosine`."""

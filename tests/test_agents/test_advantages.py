@@ -6,7 +6,7 @@ import pytest
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from agents.ppo.update import advantages
+from agents.ppo.seams import advantages
 
 GAMMA, LAMBDA = 0.5, 0.5
 

@@ -12,7 +12,7 @@ import torch
 import rewards
 from agents.base import Steps
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.update import advantages
+from agents.ppo.seams import advantages
 from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step
 from envs.vector.watchdog import Budget, Gone, WorkerError

@@ -24,7 +24,7 @@ import numpy as np
 
 from agents.ppo.extensions import is_average
 from agents.ppo.plugins.credit import CreditEstimator
-from agents.ppo.update import advantages
+from agents.ppo.seams import advantages
 from lodestar.state import Stateful
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class AverageEstimator(Stateful):
         gae_lambda: float,
         episodic: np.ndarray,
     ) -> np.ndarray:
-        """As `agents.ppo.update.advantages`."""
+        """As `agents.ppo.seams.advantages`."""
         ends = (terminated, truncated, valid)
         advantage = self.others(rewards, values, last_values, *ends, gamma, gae_lambda, episodic)
         columns = self.columns

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from agents.ppo.extensions import credit_of
-from agents.ppo.update import advantages
+from agents.ppo.seams import advantages
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO
@@ -51,7 +51,7 @@ class CreditEstimator:
         valid: np.ndarray,
         *discounts: Any,
     ) -> np.ndarray:
-        """As `agents.ppo.update.advantages`."""
+        """As `agents.ppo.seams.advantages`."""
         ends = (terminated, truncated, valid)
         softened = soften(rewards, self.credit, *ends)
         advantage = advantages(softened, values, last_values, *ends, *discounts)
