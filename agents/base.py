@@ -253,7 +253,7 @@ class BaseAgent(Predictor):
 
     def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
         """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
-        self.policy.load_state_dict(self.fitted(state["modules"]["policy"], {"streams": list(streams)}))
+        self.policy.load_state_dict(self.adapt_weights(state["modules"]["policy"], {"streams": list(streams)}))
         others = self.weights()
         others.pop("modules.policy", None)
         set_state(self, others, state)
@@ -271,7 +271,7 @@ class BaseAgent(Predictor):
     def _succeed(self, old: Self) -> None:
         """Take over what outlives a change of the reward."""
         streams = list(old.scorer.streams)
-        self.policy.load_state_dict(self.fitted(old.policy.state_dict(), {"streams": streams}))
+        self.policy.load_state_dict(self.adapt_weights(old.policy.state_dict(), {"streams": streams}))
         set_state(self, self.lasting, get_state(old, self.lasting))
 
     def begin_rollout(self) -> None:
@@ -381,7 +381,7 @@ class BaseAgent(Predictor):
         set_state(self, self.recoverable, copy.deepcopy(self._finite))
         return False
 
-    def beside(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         # A user's own scorer may have no state.
         reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
         state = {"streams": list(self.scorer.streams), "reward": reward}

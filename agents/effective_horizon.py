@@ -95,7 +95,7 @@ def gorp(
                 return None
         best = int(value.reshape(-1, m).mean(1).argmax())
         action = int(sequences[0, best])
-        place, transition = clones.after(place, action + space.start)
+        place, transition = clones.step_from(place, action + space.start)
         reward, memory = _rewards(scorer, transition, memory)
         played.actions.append(action)
         played.task += float(transition.reward[0, 0])

@@ -121,15 +121,15 @@ class Predictor(ABC):
             "iql, cloning and dyna are"
         )
 
-    def beside(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         """What a file keeps besides weights and configuration; plain data, see `lodestar.state.pack`."""
         return {}
 
     def save(self, path: str) -> None:
-        """Write weights, configuration and `beside` to one safetensors file; nothing in it is ever executed."""
+        """Write weights, configuration and `extra_state` to one safetensors file; nothing in it is ever executed."""
         weights = self.policy.state_dict()
         tensors = {key: value.detach().cpu().contiguous().numpy() for key, value in weights.items()}
-        tree, arrays = pack(self.beside())
+        tree, arrays = pack(self.extra_state())
         tensors |= arrays
         metadata = {
             "agent": type(self).__name__,
@@ -139,13 +139,13 @@ class Predictor(ABC):
         with replacing(path) as temporary:
             save_arrays(temporary, tensors, metadata)
 
-    def fitted(self, weights: dict[str, Any], state: StateDict) -> dict[str, Any]:
-        """Weights out of a file, with its `beside`, as this agent's policy takes them."""
+    def adapt_weights(self, weights: dict[str, Any], state: StateDict) -> dict[str, Any]:
+        """Weights out of a file, with its `extra_state`, as this agent's policy takes them."""
         return weights
 
     @classmethod
     def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> tuple[Self, dict[str, Any]]:
-        """What `build` makes of a file's configuration, with its weights; and what `beside` gave, or {}."""
+        """What `build` makes of a file's configuration, with its weights; and what `extra_state` gave, or {}."""
         from safetensors import safe_open
 
         with safe_open(regular(Path(path).resolve()), "pt") as file:
@@ -160,7 +160,7 @@ class Predictor(ABC):
             agent = build(json.loads(metadata["config"]))
             if STATE_ENTRY in metadata:
                 state = unpack(json.loads(metadata[STATE_ENTRY]), arrays)
-            agent.policy.load_state_dict(agent.fitted(tensors, state))
+            agent.policy.load_state_dict(agent.adapt_weights(tensors, state))
         # A file from elsewhere can be wrong in every way.
         except Exception as error:
             raise ValueError(f"{path} does not fit {place}: {' '.join(str(error).split())}") from None

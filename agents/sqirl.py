@@ -74,7 +74,7 @@ class Stages(nn.Module):
         """How many steps have a policy."""
         return len(self.tables[0])
 
-    def put(self, step: int, weights: list[Tensor]) -> None:
+    def set_weights(self, step: int, weights: list[Tensor]) -> None:
         for number, (table, weight) in enumerate(zip(self.tables, weights)):
             # A later pass replaces the policy of a step that has one already.
             if step < len(table):
@@ -170,12 +170,12 @@ class SQIRL(BaseAgent):
         if self.stage:
             step = self.steps.step_index
             before_stage = torch.as_tensor(step < self.stage, device=self.device)
-            greedy = self._greedy(self.steps.obs, step)
+            greedy = self._greedy_action(self.steps.obs, step)
             actions = torch.where(before_stage, greedy, actions)
         return nn.functional.one_hot(actions, action_size).float()
 
     @torch.no_grad()
-    def _greedy(self, obs: Obs, steps: np.ndarray) -> Tensor:
+    def _greedy_action(self, obs: Obs, steps: np.ndarray) -> Tensor:
         """Actions (N,) of the policies at these steps (N,) of the episodes."""
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
         step = torch.as_tensor(steps, device=self.device)
@@ -241,7 +241,7 @@ class SQIRL(BaseAgent):
             next_value = next_q.amax(-1) * std + mean
             # The next depth learns r + gamma max Q of this one.
             target = rewards + self.config.gamma * continues * next_value
-        self.policy.put(self.stage, list(self.nets[-1].parameters()))
+        self.policy.set_weights(self.stage, list(self.nets[-1].parameters()))
         return loss
 
     def _fit(self, depth: int, x: Tensor, action: Tensor, target: Tensor) -> float:
@@ -265,7 +265,7 @@ class SQIRL(BaseAgent):
         if state is not None:
             step = np.where(starts, 0, state)
         if self.policy.ready:
-            action = self._greedy(obs, step).cpu().numpy()
+            action = self._greedy_action(obs, step).cpu().numpy()
         else:
             action = self.rng.integers(self.encoding.action_size, size=len(step))
         return action + self.encoding.action_space.start, step + 1

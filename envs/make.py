@@ -125,9 +125,9 @@ def make(
             env = Residual(env, base, base_scale)
         env = Journal(EpisodeStatistics(env))
         if starts:
-            from envs.snapshots.curriculum import starting
+            from envs.snapshots.curriculum import add_starts
 
-            env = starting(env, starts)
+            env = add_starts(env, starts)
         if frame_size is not None or text or signals:
             env = Observer(env, frame_size, text, signals)
     except BaseException:

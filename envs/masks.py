@@ -45,7 +45,7 @@ def with_method(env: gym.Env, info: Info) -> tuple[gym.Env, dict[str, Any]]:
     return masked, masked.begin(info)
 
 
-def allows(mask: np.ndarray, groups: Sequence[int]) -> Any:
+def has_allowed_action(mask: np.ndarray, groups: Sequence[int]) -> Any:
     """Whether masks (..., n), n the sum of `groups`, allow an action, bool (...)."""
     # Each number of an action needs one allowed value among its own entries.
     starts = np.cumsum([0, *groups[:-1]])
@@ -62,7 +62,7 @@ def check_mask(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
     if mask.shape != (n,) or mask.dtype.kind not in "biu":
         raise MaskFault(f"the action mask {place} is {mask.dtype} {mask.shape}; {fix}")
     mask = mask != 0
-    if not allows(mask, groups):
+    if not has_allowed_action(mask, groups):
         raise MaskFault(f"the action mask {place} allows no action; allow one, or end the episode with terminated=True")
     return mask
 
@@ -79,7 +79,7 @@ def require_mask(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
     groups = sizes(space)
     if mask.shape[1:] == (sum(groups),) and mask.dtype.kind in "biu":
         allowed = mask != 0
-        if allows(allowed, groups).all():
+        if has_allowed_action(allowed, groups).all():
             return allowed
     # One row at a time, slower, for a sentence that names the row that is wrong.
     return np.stack([check_mask(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)])

@@ -56,7 +56,7 @@ class PlainObservation(Recorded, gym.ObservationWrapper):
         self.observation_space = plain_space(env.observation_space)
 
     def observation(self, observation: Any) -> Any:
-        return plain(self.env.observation_space, observation)
+        return plain_obs(self.env.observation_space, observation)
 
 
 class ActionsFromZero(Recorded, gym.ActionWrapper):
@@ -103,8 +103,8 @@ def is_channels_last(space: spaces.Space) -> bool:
 def plain_space(space: spaces.Space) -> spaces.Space:
     """The space of what `PlainObservation` returns for observations of `space`."""
     if isinstance(space, spaces.Box):
-        low = plain(space, space.low)
-        high = plain(space, space.high)
+        low = plain_obs(space, space.low)
+        high = plain_obs(space, space.high)
         return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
         parts = map_values(plain_space, space)
@@ -114,7 +114,7 @@ def plain_space(space: spaces.Space) -> spaces.Space:
     return from_zero(space)
 
 
-def plain(space: spaces.Space, value: Any) -> Any:
+def plain_obs(space: spaces.Space, value: Any) -> Any:
     """An observation of `space` as `PlainObservation` returns it."""
     if isinstance(space, spaces.Box):
         if space.dtype != np.uint8 or len(space.shape) != 3:
@@ -123,7 +123,7 @@ def plain(space: spaces.Space, value: Any) -> Any:
             return value
         return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1))
     if isinstance(space, spaces.Dict):
-        return {key: plain(part, value[key]) for key, part in space.items()}
+        return {key: plain_obs(part, value[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return np.asarray(spaces.flatten(space, value), dtype=np.float32)
     if from_zero(space) is space:

@@ -104,7 +104,7 @@ class Frozen:
                 f"base={self.policy} has the {name} {base_space}, this environment {space}; give one of its own"
             )
 
-    def see(self, obs: np.ndarray, begins: np.ndarray, keep: bool = True) -> np.ndarray:
+    def append_action(self, obs: np.ndarray, begins: np.ndarray, keep: bool = True) -> np.ndarray:
         """Observations (N, D) with the base's actions for them, float32 (N, D + A); its clock moves on if `keep`."""
         state = self.state
         if begins.all():
@@ -140,12 +140,12 @@ class Residual(gym.Wrapper, RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
-        return self.base.see(obs[None], np.ones(1, bool))[0], info
+        return self.base.append_action(obs[None], np.ones(1, bool))[0], info
 
     def step(self, action: Any) -> EnvStep:
         total = self.base.add(np.asarray(action)[None])
         obs, *outcome = self.env.step(total[0])
-        return self.base.see(obs[None], np.zeros(1, bool))[0], *outcome
+        return self.base.append_action(obs[None], np.zeros(1, bool))[0], *outcome
 
 
 class ResidualVector(VectorWrapper):
@@ -163,7 +163,7 @@ class ResidualVector(VectorWrapper):
         if options:
             raise ValueError(f"options={options} are not known beside a base; reset all environments without")
         obs, infos = self.env.reset(seed=seed, options=options)
-        return self.base.see(obs, np.ones(self.num_envs, bool)), infos
+        return self.base.append_action(obs, np.ones(self.num_envs, bool)), infos
 
     def step(self, actions: Any) -> VectorStep:
         totals = self.base.add(np.asarray(actions))
@@ -173,9 +173,9 @@ class ResidualVector(VectorWrapper):
         if "final_obs" in infos:
             last = np.array(obs)
             last[ended] = final_rows(infos["final_obs"], ended)
-            final_obs = self.base.see(last, np.zeros(self.num_envs, bool), keep=False)
+            final_obs = self.base.append_action(last, np.zeros(self.num_envs, bool), keep=False)
             infos = {**infos, "final_obs": final_obs}
-        return self.base.see(obs, ended), rewards, terminations, truncations, infos
+        return self.base.append_action(obs, ended), rewards, terminations, truncations, infos
 
     def take_metrics(self) -> dict[str, float]:
         return {"residual/clipped": self.base.clipped}

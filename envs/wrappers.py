@@ -182,7 +182,7 @@ class Observer(Recorded):
         self._written: dict[str, Any] = {}
         self._text: str | None = None
 
-    def shows(self) -> dict[str, bool]:
+    def enabled_modalities(self) -> dict[str, bool]:
         return {
             "frame": self.frame_size is not None,
             "text": self.caption is not None,
@@ -295,7 +295,7 @@ class NoisyTV(Recorded):
             raise ValueError(f'noisy_tv={mode!r} is unknown; give "always" or "on_demand"')
         if size < 1:
             raise ValueError(f"size={size} is too small for a television; give at least 1")
-        self.observation_space, self.screen = _furnish(env.observation_space, size)
+        self.observation_space, self.screen = _add_screen(env.observation_space, size)
         edge = slice(-size, None)
         self._corner: tuple[slice, ...] = (slice(None), edge, edge)
         if is_channels_last(env.observation_space):
@@ -360,7 +360,7 @@ class EpisodicReward(Recorded):
         return obs, reward, terminated, truncated, info
 
 
-def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
+def _add_screen(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
     if isinstance(space, spaces.Dict) and "tv" not in space.spaces:
         tv = spaces.Box(0.0, 1.0, (size,), np.float32)
         return spaces.Dict({**space.spaces, "tv": tv}), np.zeros(size, np.float32)

@@ -195,7 +195,7 @@ class DynamicsEnsemble(Stateful):
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
-        self._elect(self.elites)
+        self._set_elites(self.elites)
 
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
         """The networks of all members."""
@@ -207,7 +207,7 @@ class DynamicsEnsemble(Stateful):
         mean, _, _ = self.net.read(self.net(inputs, self._elite))
         return float((mean - targets).square().mean().sqrt())
 
-    def _elect(self, elites: Tensor) -> None:
+    def _set_elites(self, elites: Tensor) -> None:
         """Let these members (E,) predict, best first."""
         self.elites = elites
         if self._elite is not self._weights:
@@ -270,7 +270,7 @@ class DynamicsEnsemble(Stateful):
         # Each member's bootstrap of the rows, (K, M); a single member sees all.
         bootstraps = rows[None]
         if members > 1:
-            bootstraps = rows[self._random(len(rows), members, len(rows))]
+            bootstraps = rows[self._random_integers(len(rows), members, len(rows))]
         best = self._flat.value.clone()
         lowest = loss = self._held_loss(held)
         total = torch.zeros((), device=self.device)
@@ -300,14 +300,14 @@ class DynamicsEnsemble(Stateful):
             self._flat.square.zero_()
             self._flat.steps.zero_()
         self._flat.value.copy_(best)
-        self._elect(lowest.argsort()[: len(self.elites)])
+        self._set_elites(lowest.argsort()[: len(self.elites)])
         return n_steps, float(total) / chunk
 
     def _minibatches(self, table: Tensor, bootstraps: Tensor, steps: int) -> Iterator[Tensor]:
         """Rows (K, B, W) for each of the steps, drawn with replacement from each member's bootstrap."""
         members, n_rows = bootstraps.shape
         size = self.config.batch_size
-        places = self._random(n_rows, members, steps * size)
+        places = self._random_integers(n_rows, members, steps * size)
         index = bootstraps.gather(1, places).view(members, steps, size)
         for step_index in index.transpose(0, 1).reshape(steps, -1):
             yield table.index_select(0, step_index).view(members, size, -1)
@@ -336,7 +336,7 @@ class DynamicsEnsemble(Stateful):
             best_weight = piece.view_as(weight)
             best_weight.copy_(torch.where(better[:, None, None], weight, best_weight))
 
-    def _random(self, below: int, *shape: int) -> Tensor:
+    def _random_integers(self, below: int, *shape: int) -> Tensor:
         """Random int64 in [0, below)."""
         return draw_integers(self.generator, below, *shape)
 

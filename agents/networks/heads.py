@@ -93,7 +93,7 @@ class _Bins(nn.Module):
         """Cross-entropy (...) of logits (..., bins) to targets (...), which broadcast; a target outside is cut."""
         return -(self.spread(target) * F.log_softmax(out, -1)).sum(-1)
 
-    def inside(self, target: Tensor) -> Tensor:
+    def to_bin_space(self, target: Tensor) -> Tensor:
         """Targets in the space of the bins, not cut."""
         if self.support == "symlog":
             return symlog(target)
@@ -101,13 +101,13 @@ class _Bins(nn.Module):
 
     def spread(self, target: Tensor) -> Tensor:
         """Targets (...), cut to the range, as probabilities (..., bins)."""
-        inside = self.inside(target).clamp(self.low, self.high)
+        inside = self.to_bin_space(target).clamp(self.low, self.high)
         return self._histogram(inside[..., None])
 
     @torch.no_grad()
     def watch(self, target: Tensor) -> None:
         """Count the targets outside the range."""
-        inside = self.inside(target)
+        inside = self.to_bin_space(target)
         # A target at the very end, rounded, is inside.
         slack = 1e-4 * self.width
         is_outside = (inside < self.low - slack) | (inside > self.high + slack)

@@ -73,7 +73,7 @@ class ClosedFormUpdate:
         target = torch.addcmul(rows.reward, rows.discount, next_value)
         if config.bounded_targets:
             learner.watch(rows.reward)
-            target = learner.bounded(target)
+            target = learner.clip_target(target)
         torch.cat([memory.obs[:count], rows.action], -1, out=x)
         q = self.critic.forward(x, memory.critic)
         error = q[..., 0] - target

@@ -20,7 +20,7 @@ from agents.off_policy.closed_form import MAX_LOG_STD, MIN_LOG_STD, ClosedFormUp
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import Critics
 from agents.replay.replay import Rows
-from lodestar.numerics.compiled import kernel, say
+from lodestar.numerics.compiled import kernel, warn_once
 from lodestar.numerics.flat import Flat
 
 # With path=auto so many updates are made by torch: a minute with two layers of 256.
@@ -40,7 +40,7 @@ def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: in
     if not ClosedFormUpdate.fits(learner) or config.bounded_targets or config.actor_every > 1:
         if config.path == "numba":
             where = "torch, as agent.path=numba is for plain critics with ReLUs and no further options, on the CPU"
-            say(LEARNER_NAME, where)
+            warn_once(LEARNER_NAME, where)
         return None
     compiled = kernel("agents.off_policy.kernel", LEARNER_NAME, "torch, at half the speed")
     if compiled is None:

@@ -268,7 +268,7 @@ class Critics(Stateful):
         self.high += rate * (ordered[last - tail] - self.high)
         self.watched += 1
 
-    def bounded(self, target: Tensor) -> Tensor:
+    def clip_target(self, target: Tensor) -> Tensor:
         """Targets, clipped to what rewards within their quantiles can sum up to."""
         if not self.config.bounded_targets:
             return target
@@ -329,7 +329,7 @@ class Critics(Stateful):
         """One step of the critics, whose outputs for x are `out` (K, B, values, head), towards targets (B,)."""
         if reward is not None and self.config.bounded_targets:
             self.watch(reward)
-        target = self.bounded(target)
+        target = self.clip_target(target)
         self.head.watch(target)
         prediction = pick(out)
         q = self.head.value(prediction)

@@ -30,7 +30,7 @@ class ActingState:
         self.learner = learner
 
     def state_dict(self) -> dict[str, Any]:
-        return {"net": self.learner.net.state_dict(), "beside": self.learner.beside()}
+        return {"net": self.learner.net.state_dict(), "beside": self.learner.extra_state()}
 
     def load_state_dict(self, state: StateDict) -> None:
         self.learner.net.load_state_dict(state["net"])

@@ -127,7 +127,7 @@ class Cloning(IQL):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
-        whitened = self.net.whitened(vector)
+        whitened = self.net.whiten(vector)
         count = len(vector)
         length = self.config.chunk
         if state is None:
@@ -169,7 +169,7 @@ class Cloning(IQL):
             std = obs.std(0, correction=0).clamp(min=1e-3)
             self.net.mean.copy_(obs.mean(0))
             self.net.std.copy_(std)
-        whitened = self.net.whitened(obs.to(self.device))
+        whitened = self.net.whiten(obs.to(self.device))
         targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
         return torch.cat([whitened, torch.as_tensor(targets, device=self.device)], -1)
 

@@ -154,6 +154,6 @@ class CPL(IQL):
         action = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
         # Comparisons come first: (2, L, M, ...) -> (M, 2, L, ...).
         self._action = torch.from_numpy(action).to(self.device).movedim(2, 0)
-        self._obs = self.net.whitened(torch.from_numpy(obs).to(self.device).movedim(2, 0))
+        self._obs = self.net.whiten(torch.from_numpy(obs).to(self.device).movedim(2, 0))
         self._label = torch.tensor(signal[2], dtype=torch.float32, device=self.device)
         return rows

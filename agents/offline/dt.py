@@ -84,7 +84,7 @@ class DT(RCSL):
         window[full] = np.roll(window[full], -1, 1)
         at[full] = context - 1
         vector = torch.as_tensor(inputs, device=self.device)
-        window[rows, at, :-size] = self.net.whitened(vector).cpu()
+        window[rows, at, :-size] = self.net.whiten(vector).cpu()
         features = self.net(torch.as_tensor(window, device=self.device))[rows, at]
         generator = None if deterministic else self._generator
         drawn = self.net.head.draw(features, generator)

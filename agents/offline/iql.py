@@ -166,7 +166,7 @@ class IQL(Predictor):
         """All parameters that are learned as one vector, with a fresh optimiser."""
         return Flat.over([parameter for parameter in self.net.parameters() if parameter.requires_grad])
 
-    def beside(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         return self.kept
 
     def keep(self, kept: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class IQL(Predictor):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         net = self.net
-        vector = net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
+        vector = net.whiten(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         # The policy's place in the stack has inputs for an action, which it does not read.
         unused = vector.new_zeros(len(vector), self.encoding.action_size)
         outputs = run(net.layers(PI), net.inputs(vector, unused, PI))[0]
@@ -352,8 +352,8 @@ class IQL(Predictor):
         self.net.std.copy_(both.std(0).clamp(min=1e-3))
         numbers = np.stack([signal, ~np.asarray(data.terminated, bool)], -1)
         columns = [
-            self.net.whitened(obs.to(self.device)),
-            self.net.whitened(next_obs.to(self.device)),
+            self.net.whiten(obs.to(self.device)),
+            self.net.whiten(next_obs.to(self.device)),
             torch.tensor(self.encoding.encode(data.action), device=self.device),
             torch.tensor(numbers, dtype=torch.float32, device=self.device),
         ]
@@ -406,7 +406,7 @@ class NormalizedInputs(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("std", torch.ones(width))
 
-    def whitened(self, vector: Tensor) -> Tensor:
+    def whiten(self, vector: Tensor) -> Tensor:
         return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
 

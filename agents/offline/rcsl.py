@@ -54,7 +54,7 @@ class RCSL(Cloning):
         self.worth.fit(x, y, min(steps, MAX_REWARD_STEPS))
         return {**metrics, "target": self.asks["target"]}
 
-    def beside(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         return {**self.asks, "worth": self.worth.state_dict()}
 
     def keep(self, kept: dict[str, Any]) -> None:

@@ -186,7 +186,7 @@ class PPO(BaseAgent):
     def set_state(self, state: dict[str, Any]) -> None:
         set_state(self, self.saved | self.extension_places, state)
 
-    def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    def adapt_weights(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Values of streams that this reward has, too, by their names; the others stay as they are."""
         old_streams = state.get("streams")
         # Boosted trees have no head of their own for the values.

@@ -11,7 +11,7 @@ import torch
 from agents.base import Episodes, has_reset
 from agents.networks.actor_critic import correlate
 from agents.ppo.seams import Batch, Targets
-from envs.masks import allows, check_mask
+from envs.masks import check_mask, has_allowed_action
 from envs.transitions import OneGroup, OnNan, Rollout, map_obs, refuse
 from envs.types import MASK, MODALITIES
 from lodestar.state import Stateful
@@ -214,7 +214,7 @@ class Collector(Stateful):
         choices = self.actions.sizes
         # A row that only resets an environment may choose anything.
         mask = rollout.modalities[MASK][t, group] | rollout.resetting[group, None]
-        has_action = allows(mask, choices)
+        has_action = has_allowed_action(mask, choices)
         if not has_action.all():
             row = group.start + int(np.argmin(has_action))
             step = 0

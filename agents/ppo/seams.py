@@ -90,7 +90,7 @@ class Batch:
     # bool (M, outputs), the actions that were allowed; None where all were.
     mask: Any = None
 
-    def shuffled(self, order: np.ndarray) -> "Batch":
+    def reorder(self, order: np.ndarray) -> "Batch":
         """These rows of a batch without images and sequences, in this order, copied."""
         mask = None if self.mask is None else self.mask[order]
         return Batch(self.vector[order], {}, self.action[order], self.targets[order], mask=mask)
@@ -173,7 +173,7 @@ class Learner(ABC):
         minibatches_between = max(len(orders[0]) // rows_a_batch // LOGGED_MINIBATCHES, 1)
         measured: list[dict[str, float]] = []
         for epoch, order in enumerate(orders):
-            shuffled = batch.shuffled(order) if shuffle_all else batch
+            shuffled = batch.reorder(order) if shuffle_all else batch
             for begin in range(0, len(order), rows_a_batch):
                 minibatch: Any = order[begin : begin + rows_a_batch]
                 if shuffle_all:

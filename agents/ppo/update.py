@@ -20,7 +20,7 @@ from torch import Tensor
 from agents.networks.actor_critic import cosines, mask_outputs, stream_gradients
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Batch, Learner, ScoredRollout, Targets
-from lodestar.numerics.compiled import say
+from lodestar.numerics.compiled import warn_once
 
 # Rows that gradients are taken on: where they are only logged, and where something is decided by them.
 LOGGED_GRADIENT_ROWS = 256
@@ -104,7 +104,7 @@ class TorchUpdate(Learner):
     def begin_update(self, batch: Batch) -> Batch:
         if self.config.path == "numba":
             networks = "fully connected networks without memory or images, on the CPU"
-            say("PPO's update", f"torch, as agent.path=numba is for {networks}")
+            warn_once("PPO's update", f"torch, as agent.path=numba is for {networks}")
         return batch
 
     def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:

@@ -138,7 +138,7 @@ class MixedReplay(Replay):
         if length > min(self._filled, MAX_BEST_ROWS):
             return
         self.flush()
-        rows = self._at(self._last_times(length))[:, column]
+        rows = self._rows_at(self._last_times(length))[:, column]
         is_whole = np.array_equal(rows.step[rows.valid], np.arange(length))
         if is_whole and (self._goal_reward(rows) > 0).any():
             best = self.sources["best"]
@@ -173,7 +173,7 @@ class MixedReplay(Replay):
                 if any(key.startswith("score/") for key in source.columns):
                     source._memory = self.scorer.initial_memory(1)
                     for times in source._blocks():
-                        source._keep(source._at(times), times, source.columns)
+                        source._keep(source._rows_at(times), times, source.columns)
         if "best" in self.sources and len(self.sources["best"]):
             self._update_bounds(value, entropy)
         self._stale = False
@@ -182,7 +182,7 @@ class MixedReplay(Replay):
     def _update_bounds(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
         best = self.sources["best"]
         times = best._last_times(best._filled)
-        rows = best._at(times)[:, 0]
+        rows = best._rows_at(times)[:, 0]
         table = best.table[times]
         tail = np.where(rows.terminated, 0, value(table[:, best._next]).cpu().numpy())
         bonus = entropy(table[:, best._obs]).cpu().numpy()

@@ -254,7 +254,7 @@ class Replay(Stateful):
             # `_at` reads the old columns until the scorer has read all of them.
             self.columns = columns
             for times in self._blocks():
-                self._keep(self._at(times).replace(extras={}), times, new_columns)
+                self._keep(self._rows_at(times).replace(extras={}), times, new_columns)
             self.columns = new_columns
 
     def _blocks(self) -> list[np.ndarray]:
@@ -262,7 +262,7 @@ class Replay(Stateful):
         times = self._last_times(self._filled)
         return np.split(times, range(MAX_PENDING_STEPS, len(times), MAX_PENDING_STEPS))
 
-    def _at(self, times: np.ndarray) -> Transitions:
+    def _rows_at(self, times: np.ndarray) -> Transitions:
         """The transitions (T, N) of some time rows."""
         places = times[:, None] * self.n_envs + np.arange(self.n_envs)
         index = torch.from_numpy(places).reshape(-1).to(self.device)
@@ -271,7 +271,7 @@ class Replay(Stateful):
 
     def _learn(self) -> None:
         self.flush()
-        batch = self._at(self._last_times(self._unlearned))
+        batch = self._rows_at(self._last_times(self._unlearned))
         self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
         self._unlearned = 0
 
@@ -283,12 +283,12 @@ class Replay(Stateful):
         measure: Any = getattr(self.scorer, "measure", None)
         if self.metrics or measure is None or not len(times):
             return self.metrics
-        return measure(self._at(times), self.timesteps)
+        return measure(self._rows_at(times), self.timesteps)
 
     def sample(self, batch_size: int) -> Rows:
         """Transitions drawn with replacement."""
         index = self.sampler.draw(batch_size)
-        self.sampler.used(index)
+        self.sampler.count_uses(index)
         return self.rows(index)
 
     def newest(self, count: int) -> Rows:
@@ -316,7 +316,7 @@ class Replay(Stateful):
         steps = torch.arange(length, device=self.device)[:, None]
         index = (start + self.n_envs * steps) % self.size
         flat_index = index.reshape(-1)
-        self.sampler.used(flat_index, 1 / length, imagine=imagine)
+        self.sampler.count_uses(flat_index, 1 / length, imagine=imagine)
         flat_rows = self.table.index_select(0, flat_index)
         reward = self._rewards(flat_index, flat_rows)
         rows = flat_rows.view(length, batch_size, -1)
@@ -336,7 +336,7 @@ class Replay(Stateful):
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Observations (B, D) to begin imagination at, and their step (B,) within the episode."""
         index = self.sampler.draw(batch_size, imagine=True)
-        self.sampler.used(index, imagine=True)
+        self.sampler.count_uses(index, imagine=True)
         rows = self.table.index_select(0, index)
         return rows[:, self._obs], rows[:, self._step].long()
 
@@ -593,7 +593,7 @@ class Sampler(Stateful):
         b = b * (v.sum() / b.sum().clamp(min=1e-6))
         return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), MIN_SAMPLING_WEIGHT)
 
-    def used(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
+    def count_uses(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
         """Count that rows (B,) were used, each for `share` of a time."""
         if self.sampling == "dfs":
             counts = self.imagined if imagine else self.trained

@@ -536,7 +536,7 @@ class WorkerVecEnv(VecEnv):
         return self._ask_each("call", indices, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
-        return self._ask_each("wrapped", indices, wrapper_class)
+        return self._ask_each("has_wrapper", indices, wrapper_class)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return self.env_method("render")

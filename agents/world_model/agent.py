@@ -372,7 +372,7 @@ class WorldLearner(nn.Module):
         replayed = self._fit(sequences)
         if self.config.sampling == "dfs":
             sequences = replay.sequences(size, self.length, imagine=True)
-            replayed = self.world.replayed(sequences)
+            replayed = self.world.replay_states(sequences)
         self.means.add(self.behaviour.update(self.world, sequences, replayed))
 
     def _update_in_bursts(self, replay: Replay) -> None:
@@ -405,7 +405,7 @@ class WorldLearner(nn.Module):
         """Train the reward head alone, on the model's states as they are."""
         for _ in range(self.config.refit):
             sequences = replay.sequences(self.config.batch_size, self.length)
-            replayed = self.world.replayed(sequences)
+            replayed = self.world.replay_states(sequences)
             loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)
             descend(self.flats, self.config, loss[replayed.valid].mean(), "reward")
 

@@ -168,7 +168,7 @@ class LatentModel(nn.Module):
         return Predicted(next_obs, self.reward(obs, action), ends)
 
     @torch.no_grad()
-    def replayed(self, seq: Sequences) -> Replayed:
+    def replay_states(self, seq: Sequences) -> Replayed:
         """The sequences with their states, without gradients."""
         embed = self.encoder(seq.vector, seq.pixels)
         states, _ = self.cell.observe(embed, seq.action, seq.first)

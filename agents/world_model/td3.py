@@ -102,7 +102,7 @@ class LatentTD3(Behaviour):
             action = action + noise * self._normal(action)
             return action.clamp(-1, 1), memory
         values = self._values(world.cell, self.q, z)
-        action = self._greedy(values.mean(0))
+        action = self._greedy_action(values.mean(0))
         if noise:
             generator = self.generator
             chance = draw_uniform(generator, len(z), 1)
@@ -176,7 +176,7 @@ class LatentTD3(Behaviour):
         """Values of latents (B, Z) by the slow networks: (B,)."""
         if self.discrete:
             values = self._values(cell, self.slow_q, z)
-            best_action = self._greedy(values.mean(0))
+            best_action = self._greedy_action(values.mean(0))
             return (values.amin(0) * best_action).sum(-1)
         action = torch.tanh(self.slow_policy(z))
         noise = TARGET_NOISE_STD * self._normal(action)
@@ -193,7 +193,7 @@ class LatentTD3(Behaviour):
         zsa = joint_hidden(cell, latents, actions)
         return q(zsa).view(-1, len(z), self.action_size)
 
-    def _greedy(self, values: Tensor) -> Tensor:
+    def _greedy_action(self, values: Tensor) -> Tensor:
         best = F.one_hot(values.argmax(-1), self.action_size)
         return best.to(values.dtype)
 

@@ -97,7 +97,7 @@ class Table:
                 break
         return SimpleNamespace(reward=reward, valid=valid, shape=reward.shape)
 
-    def after(self, place: Any, action: int) -> tuple[Any, Any]:
+    def step_from(self, place: Any, action: int) -> tuple[Any, Any]:
         s, one = place.state, np.array([[action]])
         step = place.step + 1
         ended = bool(self.ends[s, action]) or step >= self.max_steps

@@ -82,7 +82,7 @@ def measure(arm: str, seed: int, updates: int = UPDATES) -> dict[str, Any]:
         step(sequences({name: part[:, index] for name, part in trained.items()}))
     with torch.no_grad():
         tested = sequences({name: part[:, TRAINED_EPISODES:] for name, part in episodes.items()})
-        replayed = world.replayed(tested)
+        replayed = world.replay_states(tested)
         predicted = world.reward(replayed.features[-1], replayed.action[-1])
     recall = float(((predicted > 0.5) == (tested.reward[-1] > 0.5)).float().mean())
     row: dict[str, Any] = {"arm": arm, "seed": seed, "recall": round(recall, 4), "cost": "", "long_ms": ""}

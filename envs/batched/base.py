@@ -254,9 +254,9 @@ class BatchedEnv(VectorEnv):
         if not self.state:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         host = self.arrays.numpy
-        return {**self._saved(), "steps": host(self._steps), "returns": host(self._returns)}
+        return {**self._saved_state(), "steps": host(self._steps), "returns": host(self._returns)}
 
-    def _saved(self) -> StateDict:
+    def _saved_state(self) -> StateDict:
         """What a snapshot holds besides steps and returns."""
         state = map_obs(self.arrays.numpy, self.state)
         return {"state": state, "rng": copy.deepcopy(self._pool_rng), "used": self._used}

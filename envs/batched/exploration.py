@@ -60,8 +60,8 @@ class BatchedCells(BatchedEnv):
         out[...] = 0.0
         out[self._everywhere[: len(out)], state["cell"]] = 1.0
 
-    def _saved(self) -> StateDict:
-        return {**super()._saved(), "chance": self._chance.bit_generator.state}
+    def _saved_state(self) -> StateDict:
+        return {**super()._saved_state(), "chance": self._chance.bit_generator.state}
 
     def _return_to(self, saved: dict[str, Any]) -> None:
         super()._return_to(saved)

@@ -76,7 +76,7 @@ def _choose(rng: Generator, allowed: np.ndarray) -> tuple[np.ndarray, ...]:
     return np.unravel_index(priority.argmax(1), allowed.shape[1:])  # type: ignore[return-value]
 
 
-def _within(grid: np.ndarray, left: Any, top: Any, width: Any, height: Any) -> np.ndarray:
+def _rectangle_mask(grid: np.ndarray, left: Any, top: Any, width: Any, height: Any) -> np.ndarray:
     """Bool (P, H, W): the cells of one rectangle in each level."""
     y, x = np.ogrid[: grid.shape[1], : grid.shape[2]]
     left, top, width, height = (np.reshape(value, (-1, 1, 1)) for value in (left, top, width, height))
@@ -115,7 +115,7 @@ def _generate_door_key(original: Any, rng: Generator, count: int) -> Levels:
     # The agent and the key are left of a wall with a locked door, the goal is right of it.
     wall_x = rng.integers(2, original.width - 2, count)
     grid[rows, :, wall_x] = WALL_CODE
-    free = (grid == EMPTY_CELL_CODE) & _within(grid, 0, 0, wall_x, original.height)
+    free = (grid == EMPTY_CELL_CODE) & _rectangle_mask(grid, 0, 0, wall_x, original.height)
     y, x = _choose(rng, free)
     free[rows, y, x] = False
     door_y = rng.integers(1, original.height - 2, count)
@@ -175,13 +175,13 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     prize = code(OBJECT_TO_IDX[original.obj_type], mission)
     key_line = rng.integers(0, lines, count)
     for column, line, thing in ((2, locked_line, prize), (0, key_line, code(KEY_KIND, colour))):
-        room = _within(grid, column * size, line * size, size + 1, size + 1)
+        room = _rectangle_mask(grid, column * size, line * size, size + 1, size + 1)
         free = (grid == EMPTY_CELL_CODE) & room & is_far
         thing_y, thing_x = _choose(rng, free)
         grid[rows, thing_y, thing_x] = thing
 
     # The agent begins in the room in the middle, and faces nothing or a wall.
-    middle_room = _within(grid, size, middle_line * size, size + 1, size + 1)
+    middle_room = _rectangle_mask(grid, size, middle_line * size, size + 1, size + 1)
     is_start = (grid == EMPTY_CELL_CODE) & middle_room
     may_face = (grid == EMPTY_CELL_CODE) | (grid == WALL_CODE)
     allowed = []
@@ -251,8 +251,8 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
     colour = rng.integers(0, N_COLOURS, count)
     for number in range(rooms.shape[1]):
         left, top, width, height, door_x, door_y = rooms[:, number].T
-        inside = _within(grid, left + 1, top + 1, width - 2, height - 2)
-        room = _within(grid, left, top, width, height)
+        inside = _rectangle_mask(grid, left + 1, top + 1, width - 2, height - 2)
+        room = _rectangle_mask(grid, left, top, width, height)
         grid[room & ~inside] = WALL_CODE
         if number > 0:
             grid[rows, door_y, door_x] = code(DOOR_KIND, colour, DOOR_CLOSED)
@@ -260,8 +260,8 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
             shift = rng.integers(1, N_COLOURS, count)
             colour = (colour + shift) % N_COLOURS
     free = grid == EMPTY_CELL_CODE
-    first_room = _within(grid, *rooms[:, 0, :4].T)
-    last_room = _within(grid, *rooms[:, -1, :4].T)
+    first_room = _rectangle_mask(grid, *rooms[:, 0, :4].T)
+    last_room = _rectangle_mask(grid, *rooms[:, -1, :4].T)
     y, x = _choose(rng, free & first_room)
     goal_y, goal_x = _choose(rng, free & last_room)
     grid[rows, goal_y, goal_x] = GOAL_CODE

@@ -282,8 +282,8 @@ class BatchedWalker2d(BatchedRobot):
     def _are_healthy(self) -> Array:
         height = self.state["physics"][:, 2]
         angle = self.state["physics"][:, 3]
-        is_high = _within(height, self.world._healthy_z_range)
-        return is_high & _within(angle, self.world._healthy_angle_range)
+        is_high = _is_inside(height, self.world._healthy_z_range)
+        return is_high & _is_inside(angle, self.world._healthy_angle_range)
 
 
 class BatchedHopper(BatchedWalker2d):
@@ -291,7 +291,7 @@ class BatchedHopper(BatchedWalker2d):
 
     def _are_healthy(self) -> Array:
         others = self.state["physics"][:, 3 : self._velocities.stop]
-        return super()._are_healthy() & _within(others, self.world._healthy_state_range).all(-1)
+        return super()._are_healthy() & _is_inside(others, self.world._healthy_state_range).all(-1)
 
 
 class BatchedAnt(BatchedRobot):
@@ -337,7 +337,7 @@ class BatchedHumanoid(BatchedRobot):
         return (self._mass * bodies).sum(1)[:, 0] / self._mass.sum()
 
     def _are_healthy(self) -> Array:
-        return _within(self.state["physics"][:, 3], self.world._healthy_z_range)
+        return _is_inside(self.state["physics"][:, 3], self.world._healthy_z_range)
 
     def _costs(self, actions: Array) -> Array:
         world = self.world
@@ -364,6 +364,6 @@ def _stop_threads(board: np.ndarray, beds: np.ndarray, threads: list[threading.T
         os.close(write_end)
 
 
-def _within(x: Array, limits: tuple[float, float]) -> Array:
+def _is_inside(x: Array, limits: tuple[float, float]) -> Array:
     low, high = limits
     return (low < x) & (x < high)

@@ -89,7 +89,7 @@ class BatchedNetHack(BatchedEnv):
             rewards, self._won = self.world.judge(games, before)
         else:
             rewards = score(games, before, self.world.penalty_step)
-        return rewards, games.over() | self._won
+        return rewards, games.are_over() | self._won
 
     def _settle(self, row: int, key: int) -> None:
         if self._ours:
@@ -126,7 +126,7 @@ class BatchedNetHack(BatchedEnv):
         self.state = {"blstats": self._games.blstats}
         self._view.write(self._games, rows, out)
 
-    def _saved(self) -> StateDict:
+    def _saved_state(self) -> StateDict:
         longest = int(self._steps.max())
         return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, :longest].copy()}
 

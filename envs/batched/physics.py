@@ -48,7 +48,7 @@ read = _function("read", types.intc, INTP, INTP, returns=INTP)
 write = _function("write", types.intc, INTP, INTP, returns=INTP)
 
 
-def _at(builder, address):
+def _pointer_to(builder, address):
     return builder.inttoptr(address, INTEGER.as_pointer())
 
 
@@ -57,18 +57,18 @@ def _add(context, address, number):
     """What was at an address, before that number is added; with 0 it is looked at."""
 
     def generate(context, builder, signature, given):
-        return builder.atomic_rmw("add", _at(builder, given[0]), given[1], "seq_cst")
+        return builder.atomic_rmw("add", _pointer_to(builder, given[0]), given[1], "seq_cst")
 
     return types.int64(INTP, types.int64), generate
 
 
 @emitted
-def _take(context, address, number):
+def _advance_if_equal(context, address, number):
     """Whether the number at an address was this one, which becomes one more then."""
 
     def generate(context, builder, signature, given):
         more = builder.add(given[1], ir.Constant(INTEGER, 1))
-        pair = builder.cmpxchg(_at(builder, given[0]), given[1], more, "seq_cst")
+        pair = builder.cmpxchg(_pointer_to(builder, given[0]), given[1], more, "seq_cst")
         return builder.extract_value(pair, 1)
 
     return types.boolean(INTP, types.int64), generate
@@ -111,7 +111,7 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
         is_superfluous = thread >= _add(working, 0)
         if turn < _add(asked, 0) and not is_superfluous:
             # Move the next row, unless another thread takes it first.
-            if not _take(taken, turn):
+            if not _advance_if_equal(taken, turn):
                 continue
             looks = 0
             row = turn % count

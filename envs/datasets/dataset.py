@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.observations import from_zero, plain, plain_space
+from envs.observations import from_zero, plain_obs, plain_space
 from envs.recording import by_environment, load
 from envs.render import name_of
 from envs.transitions import Transitions, concatenate, join, map_obs
@@ -92,7 +92,7 @@ def observation_converter(env: gym.Env | None, space: spaces.Space) -> Callable[
         if not isinstance(env, gym.Wrapper):
             break
         env = env.env
-    return functools.partial(plain, space)
+    return functools.partial(plain_obs, space)
 
 
 def _apply_layers(layers: list[Callable[[Any], Any]], obs: Any) -> Any:
@@ -323,7 +323,7 @@ def _unfold_obs(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
     rows = rows.reshape(*rows.shape[:2], *(space.shape or ()))
     if plain_space(space) == space:
         return rows
-    flat = [plain(space, obs) for row in rows for obs in row]
+    flat = [plain_obs(space, obs) for row in rows for obs in row]
     stacked = join(np.stack, flat)
     return map_obs(lambda x: x.reshape(*rows.shape[:2], *x.shape[1:]), stacked)
 

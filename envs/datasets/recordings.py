@@ -73,7 +73,7 @@ class RecordedEnvs(VectorEnv):
         # What is to be logged about them, by tag.
         self.metrics: dict[str, float] = {}
 
-    def measured(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         return self.metrics
 
     def snapshot(self) -> dict[str, Any]:

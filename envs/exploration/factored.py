@@ -61,7 +61,7 @@ class ProcMaze(CellWorld):
         arrived = self.agent == self.goal
         return self._obs(), float(arrived), arrived, False, {}
 
-    def shortest(self) -> int:
+    def fewest_steps(self) -> int:
         """The least number of steps from here to the goal."""
         steps = distances(next_cells(self.walls), [self.goal])
         return int(steps[self.agent])
@@ -123,7 +123,7 @@ class ButtonGrid(CellWorld):
         finished = bool(self.lit.all())
         return self._obs(), float(finished), finished, False, {}
 
-    def shortest(self) -> int:
+    def fewest_steps(self) -> int:
         """The least number of steps until all are lit: breadth first over cells and lights."""
         n_cells = self.size**2
         n_buttons = len(self.buttons)

@@ -387,7 +387,7 @@ Options = dict[str, Any]
 Limits = tuple[float, float]
 
 
-def _within(x: Array, limits: Limits) -> Array:
+def _is_inside(x: Array, limits: Limits) -> Array:
     low, high = limits
     return (low < x) & (x < high)
 
@@ -405,10 +405,10 @@ def _unhealthy_rule(height: Limits, angle: Limits, state: Limits | None) -> Call
         heights = options.get("healthy_z_range", height)
         angles = options.get("healthy_angle_range", angle)
         states = options.get("healthy_state_range", state)
-        healthy = _within(next_obs[..., first], heights)
-        healthy = healthy & _within(next_obs[..., first + 1], angles)
+        healthy = _is_inside(next_obs[..., first], heights)
+        healthy = healthy & _is_inside(next_obs[..., first + 1], angles)
         if states is not None:
-            healthy = healthy & _within(next_obs[..., first + 1 :], states).all(-1)
+            healthy = healthy & _is_inside(next_obs[..., first + 1 :], states).all(-1)
         return ~healthy
 
     return rule
@@ -427,7 +427,7 @@ def _ant_ends(options: Options, next_obs: Array) -> Array:
 
 def _humanoid_ends(options: Options, next_obs: Array) -> Array:
     height = next_obs[..., _height_column(options, 2)]
-    return ~_within(height, options.get("healthy_z_range", (1.0, 2.0)))
+    return ~_is_inside(height, options.get("healthy_z_range", (1.0, 2.0)))
 
 
 def _pendulum_ends(options: Options, next_obs: Array) -> Array:

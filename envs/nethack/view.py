@@ -125,7 +125,7 @@ class Games:
         """Bool (N,): the game is on; before it began and after it ended the status line is empty."""
         return np.array([game.in_normal_game() for game in self.playing])
 
-    def over(self) -> np.ndarray:
+    def are_over(self) -> np.ndarray:
         return np.array([game.done() for game in self.playing])
 
     def text_of(self, row: int) -> bytes:

@@ -45,7 +45,7 @@ LEAVES = RESET_SHARE / 4
 EVENLY = 0.1
 
 
-def starting(env: gym.Env, starts: str) -> gym.Env:
+def add_starts(env: gym.Env, starts: str) -> gym.Env:
     """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL from FILE or FILE:clusters=1.
 
     A file may be followed by arguments of `SnapshotReset`: clusters, until (steps of one environment), truncate.

@@ -313,7 +313,7 @@ class Stepper:
     def assign(self, row: int, name: str, value: Any) -> None:
         setattr(self._envs[row], name, value)
 
-    def wrapped(self, row: int, kind: type) -> bool:
+    def has_wrapper(self, row: int, kind: type) -> bool:
         return bool(layers(self._envs[row], kind))
 
     def close(self) -> None:

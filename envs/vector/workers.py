@@ -135,7 +135,7 @@ class Workers(BufferedVectorEnv):
         # For each group the workers that have rows of it.
         self._members = [self._workers_of(group) for group in self.groups]
         try:
-            self._hire_all()
+            self._start_workers()
         except BaseException:
             self.close()
             raise
@@ -154,10 +154,10 @@ class Workers(BufferedVectorEnv):
             self._describe(env, n, groups, slots)
         self._slots.turn[:] = -1
 
-    def _hire_all(self) -> None:
+    def _start_workers(self) -> None:
         """Start all workers, then wait until all have made their environments."""
         for worker in range(self.processes):
-            self._workers.append(self._hire(worker, {}))
+            self._workers.append(self._start_worker(worker, {}))
         for worker in range(self.processes):
             failure = self._failure_to_make(worker)
             if failure is not None:
@@ -174,7 +174,7 @@ class Workers(BufferedVectorEnv):
         rows = range(self.num_envs)
         return [worker for worker in range(self.processes) if rows[share(group, worker, self.processes)]]
 
-    def _hire(self, worker: int, lost: dict[int, int]) -> Worker:
+    def _start_worker(self, worker: int, lost: dict[int, int]) -> Worker:
         """Start a process, with environments whose episodes were lost, row -> new seed, or which are the first."""
         makers: Any = {row: self._makers[row] for row in self._rows(worker)}
         shares = [share(group, worker, self.processes) for group in self.groups]
@@ -245,7 +245,7 @@ class Workers(BufferedVectorEnv):
             try:
                 reply, message = self._workers[worker].answer(has_message, REPLY_FAILED)
             except Gone as gone:
-                sentence = self._name(worker) + str(gone) + self._circumstances(worker)
+                sentence = self._name(worker) + str(gone) + self._describe_loss(worker)
                 self._replace(worker, sentence)
                 continue
             if reply != REPLY_FAILED:
@@ -272,7 +272,7 @@ class Workers(BufferedVectorEnv):
             self.say(f"{sentence}; its episodes are lost and it is replaced ({count})")
             self._generations[worker] += 1
             seeds = {row: self._new_seed(row) for row in self._rows(worker)}
-            new = self._hire(worker, seeds)
+            new = self._start_worker(worker, seeds)
             self._workers[worker] = new
             failure = self._failure_to_make(worker, " again")
             if failure is None:
@@ -292,7 +292,7 @@ class Workers(BufferedVectorEnv):
         rows = ", ".join(map(str, self._rows(worker)))
         return f"worker process {worker}, with the environments {rows}, "
 
-    def _circumstances(self, worker: int) -> str:
+    def _describe_loss(self, worker: int) -> str:
         """What the worker was doing when it was lost, as the end of a sentence."""
         row = int(self._slots.turn[worker])
         self._slots.turn[worker] = -1

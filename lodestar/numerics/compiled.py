@@ -17,15 +17,15 @@ def kernel(module: str, whose: str, otherwise: str, key: str = "agent.path") -> 
         kernel_module = importlib.import_module(module)
         supported = importlib.import_module("lodestar.numerics.kernel").CPU_SUPPORTED
     except (ImportError, RuntimeError) as error:
-        say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
+        warn_once(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
         return None
     if not supported:
-        say(whose, f"{otherwise}, as this processor lacks AVX2; give another {key}")
+        warn_once(whose, f"{otherwise}, as this processor lacks AVX2; give another {key}")
         return None
     return kernel_module
 
 
 @functools.cache
-def say(whose: str, where: str) -> None:
+def warn_once(whose: str, where: str) -> None:
     """Warn, once, where an update runs that was to be compiled."""
     warnings.warn(f"{whose} runs in {where}", RuntimeWarning, stacklevel=2)

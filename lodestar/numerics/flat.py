@@ -62,7 +62,7 @@ class Flat(Stateful):
         return part
 
     def put(self, places: Tensor, part: "Flat") -> None:
-        """The inverse of `part`."""
+        """Write the values and moments of `part` to the places that it was copied from."""
         self.value[places] = part.value
         self.mean[places] = part.mean
         self.square[places] = part.square

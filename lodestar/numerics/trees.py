@@ -188,13 +188,13 @@ class Trees(nn.Module):
         for name in GROWN:
             arrays = np.stack([getattr(tree, name) for tree in trees])
             new = torch.from_numpy(arrays).to(device)
-            self.put(name, torch.cat([getattr(self, name), new]))
+            self.set_grown(name, torch.cat([getattr(self, name), new]))
         for tree in trees:
             feature = torch.from_numpy(tree.feature).to(device)
             gain = torch.from_numpy(tree.gain).to(device)
             self.importance.index_add_(0, feature, gain)
 
-    def put(self, name: str, value: Tensor) -> None:
+    def set_grown(self, name: str, value: Tensor) -> None:
         """Exchange one of `GROWN`, whose leaves are a parameter."""
         setattr(self, name, nn.Parameter(value) if name == "leaf" else value)
 
@@ -203,5 +203,5 @@ class Trees(nn.Module):
         for name in GROWN:
             own = getattr(self, name).detach()
             count = len(state[prefix + name])
-            self.put(name, own.new_zeros(count, *own.shape[1:]))
+            self.set_grown(name, own.new_zeros(count, *own.shape[1:]))
         super()._load_from_state_dict(state, prefix, *rest)

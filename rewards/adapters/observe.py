@@ -140,5 +140,5 @@ def _modalities_shown(env: gym.Env) -> set[str]:
     """What the Observers around an environment write into its infos."""
     shown = set()
     for layer in layers(env, Observer):
-        shown |= {name for name, is_shown in layer.shows().items() if is_shown}
+        shown |= {name for name, is_shown in layer.enabled_modalities().items() if is_shown}
     return shown

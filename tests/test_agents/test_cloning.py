@@ -76,7 +76,7 @@ def test_of_two_ways_one_is_taken_and_a_single_gaussian_walks_into_the_wall(head
 def test_a_chunk_is_carried_out_without_looking_until_it_is_over_or_an_episode_begins():
     model = cloned(batch([0, 0], [0, 0], [2]), chunk=2)
     model.net.draw = lambda obs, generator: torch.cat([obs, obs + 0.5], -1) / 2  # actions 0 and 1 of a chunk
-    model.net.whitened = lambda vector: vector
+    model.net.whiten = lambda vector: vector
     state, seen = None, []
     for t, starts in enumerate([[True, True], [False, False], [False, False], [False, True]]):
         obs = np.full((2, 1), 0.1 * t, np.float32)

@@ -52,7 +52,7 @@ def test_sac_begins_with_the_actor_and_the_critics_of_iql_and_keeps_the_actor_wh
     obs = torch.tensor(data.obs)
     action = torch.tensor(iql.encoding.encode(data.action))
     with torch.no_grad():
-        outputs = run(iql.net.layers(Q), iql.net.inputs(iql.net.whitened(obs), action, Q))[..., 0]
+        outputs = run(iql.net.layers(Q), iql.net.inputs(iql.net.whiten(obs), action, Q))[..., 0]
         # Q was learned in units of the rewards' deviation.
         unit = float(recorded(vector).reward.std())
         for target in (False, True):
@@ -90,7 +90,7 @@ def test_ppo_begins_with_the_choices_of_iql(normalize_obs):
         vectors = torch.tensor(obs)
         logits = agent.policy(vectors, {})[0]
         unused = torch.zeros(len(obs), 2)
-        expected = run(iql.net.layers(PI), iql.net.inputs(iql.net.whitened(vectors), unused, PI))[0]
+        expected = run(iql.net.layers(PI), iql.net.inputs(iql.net.whiten(vectors), unused, PI))[0]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     values = Dyna(vector, DynaConfig(**SAC))
     assert values.begin_with(iql.policy_layers()) == ["critics"]

@@ -49,7 +49,7 @@ def learned(expectile=0.7, beta=3.0, steps=500, **loss):
     model.config.learning_rate /= 20  # a row is a sixth of a minibatch on average only
     model.learn(steps // 2)
     with torch.no_grad():
-        outputs = run(model.net.layers(), model.net.inputs(model.net.whitened(torch.eye(3)), torch.zeros(3, 2)))
+        outputs = run(model.net.layers(), model.net.inputs(model.net.whiten(torch.eye(3)), torch.zeros(3, 2)))
     q, v, policy = outputs[:2].mean(0), outputs[2, :, 0], torch.softmax(outputs[3], -1)
     return model, v.numpy(), q.numpy(), policy.numpy()
 

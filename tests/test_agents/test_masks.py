@@ -268,4 +268,4 @@ def test_environments_without_masks_have_no_part_of_it():
     vector = envs.make.make_vec("CartPole-v1", 2, backend="gym")
     assert vector.reset(seed=0)[1] == {} and vector._slots.modalities == {}
     model = PPO(vector, PPOConfig(**SMALL)).learn(64)
-    assert not model.masked and "masked" not in model.beside() and model.collector.rollout.modalities == {}
+    assert not model.masked and "masked" not in model.extra_state() and model.collector.rollout.modalities == {}

@@ -112,7 +112,7 @@ def test_its_state_continues(demos):
 def test_recorded_actions_are_those_that_the_network_chooses(space, recorded, chosen):
     from agents.networks.actor_critic import Actions
 
-    assert demonstrations._chosen(Actions(space), recorded).tolist() == chosen
+    assert demonstrations._as_choices(Actions(space), recorded).tolist() == chosen
 
 
 def test_what_does_not_go_together_is_a_sentence(demos):

@@ -137,7 +137,7 @@ def test_it_acts_with_its_own_last_steps_as_one_pass_over_them_would():
         action, state = model.predict(obs, state=state, episode_start=np.array([False, t == 3]))
         actions.append(action / 2)
     steps = [
-        torch.tensor(np.concatenate([model.net.whitened(torch.tensor(np.append(o, [4])).float()), a]))
+        torch.tensor(np.concatenate([model.net.whiten(torch.tensor(np.append(o, [4])).float()), a]))
         for o, a in zip(places[:, 0], [a[0] for a in actions])
     ]
     for window, t, row in ((steps[2:5], 4, 0), (steps[:2], 1, 0)):

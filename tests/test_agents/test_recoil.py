@@ -23,7 +23,7 @@ def test_what_leads_to_a_demonstration_is_imitated_by_the_steps_that_it_takes():
     model.config.learning_rate /= 20
     model.learn(300)
     with torch.no_grad():
-        outputs = run(model.net.layers(), model.net.inputs(model.net.whitened(torch.eye(3)), torch.zeros(3, 2)))
+        outputs = run(model.net.layers(), model.net.inputs(model.net.whiten(torch.eye(3)), torch.zeros(3, 2)))
     expected = [[-0.3106, -2], [-2, 0.4906], [-2, 1.4286]]
     np.testing.assert_allclose(outputs[:2].mean(0).numpy(), expected, atol=0.06)
     assert outputs[3].argmax(-1).tolist() == [0, 1, 1]

@@ -247,12 +247,12 @@ def test_bounded_targets_stay_within_what_rewards_can_sum_up_to():
     learner.watch(torch.linspace(1, 3, 201))
     assert learner.low.item() == pytest.approx(1.02)
     assert learner.high.item() == pytest.approx(2.98)
-    bounded = learner.bounded(torch.tensor([-5.0, 7.0, 100.0]))
+    bounded = learner.clip_target(torch.tensor([-5.0, 7.0, 100.0]))
     torch.testing.assert_close(bounded, torch.tensor([0.0, 7.0, 29.8]))
     learner.watch(torch.full((10,), 5.02))
     assert learner.low.item() == pytest.approx((1.02 + 5.02) / 2)
     learner.low.fill_(-3.0), learner.high.fill_(-1.0)
-    torch.testing.assert_close(learner.bounded(torch.tensor([-99.0, -7.0, 5.0])), torch.tensor([-30.0, -7.0, 0.0]))
+    torch.testing.assert_close(learner.clip_target(torch.tensor([-99.0, -7.0, 5.0])), torch.tensor([-30.0, -7.0, 0.0]))
 
 
 def test_the_entropy_s_weight_is_learned_or_fixed():

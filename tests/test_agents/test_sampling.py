@@ -59,7 +59,7 @@ def test_rows_are_drawn_by_the_power_of_their_error_and_new_ones_by_the_largest(
 
 def test_the_model_trains_on_what_it_has_rarely_seen():
     sampler = filled("dfs")
-    sampler.used(torch.arange(20), 2.0)
+    sampler.count_uses(torch.arange(20), 2.0)
     weights = sampler.weights(torch.arange(40))
     np.testing.assert_allclose(weights[[0, 30]], [np.exp(-2.0), 1.0])
     share = (sampler.draw(20_000) < 20).float().mean()
@@ -68,8 +68,8 @@ def test_the_model_trains_on_what_it_has_rarely_seen():
 
 def test_imagination_begins_where_the_model_was_trained_and_not_too_often_at_one_place():
     sampler = filled("dfs")
-    sampler.used(torch.arange(30), 3.0)  # v = 3 at 30 rows
-    sampler.used(torch.arange(10), 30.0, imagine=True)  # b = 30 at 10 rows; b' = 30 * 90 / 300 = 9
+    sampler.count_uses(torch.arange(30), 3.0)  # v = 3 at 30 rows
+    sampler.count_uses(torch.arange(10), 30.0, imagine=True)  # b = 30 at 10 rows; b' = 30 * 90 / 300 = 9
     weights = sampler.weights(torch.arange(40), imagine=True)
     np.testing.assert_allclose(weights[[0, 20, 35]], [np.exp(-6.0), 1.0, 1e-12], rtol=1e-5)
     drawn = sampler.draw(5000, imagine=True)
@@ -83,8 +83,8 @@ def test_nothing_trained_yet_means_that_imagination_begins_anywhere():
 
 def test_a_new_row_has_no_past():
     sampler = filled("dfs", rows=20)
-    sampler.used(torch.arange(80))
-    sampler.used(torch.arange(80), imagine=True)
+    sampler.count_uses(torch.arange(80))
+    sampler.count_uses(torch.arange(80), imagine=True)
     sampler.add(0, np.ones(4, bool))
     assert sampler.trained.sum() == sampler.imagined.sum() == 76
 

@@ -281,7 +281,7 @@ def test_the_policy_of_mpc_ascends_the_mean_of_two_critics_and_later_steps_count
     behaviour.descend = lambda loss, *names: told.update(names=names)
     seq = sequences(4)
     seq.valid[3] = False
-    metrics = behaviour.update(made.world, seq, made.world.replayed(seq))
+    metrics = behaviour.update(made.world, seq, made.world.replay_states(seq))
     assert metrics["actor_loss"].item() == pytest.approx(-(3 / 2 + 0.5 * 2 / 2 + 0.25 * 0) / 1.75)
     assert told["scaled"].tolist() == [3.0] * 5 and told["names"] == ("actor",)
 

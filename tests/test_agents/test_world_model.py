@@ -166,7 +166,7 @@ def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_relab
     for _ in range(3):
         model.learner.refit(model.replay)
     rows = model.replay.sequences(32, model.learner.length)
-    old = model.learner.world.replayed(rows)
+    old = model.learner.world.replay_states(rows)
 
     def scored():
         with torch.no_grad():

@@ -16,7 +16,7 @@ def test_a_future_is_what_the_environment_does(env_id):
     place = clones.start(seed=5)
     actions = np.array([[space.sample() for _ in range(6)] for _ in range(40)])
     for action in actions[:3, 0]:
-        place, one = clones.after(place, action)
+        place, one = clones.step_from(place, action)
         assert one.shape == (1, 1)
     batch = clones.play(place, actions)
     assert batch.step[0, 0] == 3 and batch.valid[0].all()
@@ -65,7 +65,7 @@ def test_rows_after_an_end_are_not_valid_and_nothing_follows_it():
     assert len(batch.reward) < 60 and batch.terminated[-1].all()
     assert batch.terminated.sum() == 3
     for _ in range(len(batch.reward)):
-        place, _ = clones.after(place, 0)
+        place, _ = clones.step_from(place, 0)
     assert place.ended
     with pytest.raises(ValueError, match=r"the episode is over here"):
         clones.play(place, np.zeros((1, 1), int))
@@ -76,7 +76,7 @@ def test_success_is_told_at_the_end():
     place = clones.start(seed=0)
     for action in (2, 2, 1, 2, 2):
         assert place.success is None
-        place, one = clones.after(place, action)
+        place, one = clones.step_from(place, action)
     assert place.ended and place.success and one.reward[0, 0] > 0.9
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envs.make import make, make_vec
 from envs.snapshots import curriculum
-from envs.snapshots.curriculum import StartCurriculum, chances, starting
+from envs.snapshots.curriculum import StartCurriculum, add_starts, chances
 from envs.snapshots.s3rl import SnapshotReset, record
 from runners.train import main
 
@@ -55,10 +55,10 @@ def test_half_of_the_episodes_begin_in_kept_states_and_their_returns_are_remembe
 
 def test_a_file_of_snapshots_may_say_how_it_is_drawn_from(tmp_path):
     record(make("CartPole-v1", seed=0), lambda obs: 1, episodes=2, seed=0).save(tmp_path / "seen")
-    env = starting(make("CartPole-v1", seed=0), f"{tmp_path / 'seen'}:clusters=2:until=9")
+    env = add_starts(make("CartPole-v1", seed=0), f"{tmp_path / 'seen'}:clusters=2:until=9")
     assert (env.until, env.truncate, len(env._clusters)) == (9, 100, 2)
     with pytest.raises(ValueError, match="seen:cluster=2 is unknown; give clusters=, until= or truncate="):
-        starting(make("CartPole-v1", seed=0), f"{tmp_path / 'seen'}:cluster=2")
+        add_starts(make("CartPole-v1", seed=0), f"{tmp_path / 'seen'}:cluster=2")
 
 
 @pytest.mark.parametrize("by", curriculum.BY)

@@ -289,7 +289,7 @@ def test_closing_a_vector_closes_its_environments() -> None:
 def test_a_wrapper_is_found_around_each_environment() -> None:
     stepper = InProcess(_makers("CartPole-v1", 1))._stepper
     kinds = (gym.wrappers.TimeLimit, gym.Wrapper, gym.wrappers.ClipAction, gym.Env)
-    assert [stepper.wrapped(0, kind) for kind in kinds] == [True, True, False, True]
+    assert [stepper.has_wrapper(0, kind) for kind in kinds] == [True, True, False, True]
 
 
 def test_methods_and_attributes_are_called_in_every_environment() -> None:

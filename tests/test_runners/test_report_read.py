@@ -59,9 +59,9 @@ def test_scores_stay_in_the_possible_range_and_have_their_modes_beside_them(tmp_
         results = {"this run": own, "this run, mode": {"task_return": found / 2}}
         (folder / "result.json").write_text(json.dumps(results))
     numbers = Numbers(found_in(tmp_path))
-    final = numbers.one("final", arm="task")
+    final = numbers.find_one("final", arm="task")
     assert (final.value, final.low, final.high) == (267.0, 0.0, 500.0)
-    assert numbers.one("mode", arm="task").value == 133.5
+    assert numbers.find_one("mode", arm="task").value == 133.5
     assert found_in(tmp_path).own[0].possible == (0.0, 500.0)
 
 
@@ -248,14 +248,17 @@ def sweep(folder, scores):
 
 def test_scores_are_interquartile_means_over_seeds(tmp_path):
     made = sweep(tmp_path, {"A-v1": {"task": dict(enumerate([10.0, 20.0, 30.0, 40.0, 500.0]))}})
-    row = Numbers(made).one("final", task="A-v1", arm="task")
+    row = Numbers(made).find_one("final", task="A-v1", arm="task")
     assert (row.value, row.runs, row.of) == (30.0, 5, 5) and row.low < 30 < row.high
-    assert Numbers(made).one("random", task="A-v1").value == 20 and Numbers(made).one("success", arm="task").value == 1
+    assert (
+        Numbers(made).find_one("random", task="A-v1").value == 20
+        and Numbers(made).find_one("success", arm="task").value == 1
+    )
 
 
 def test_differences_are_paired_by_seed_whatever_the_order_and_only_where_both_ran(tmp_path):
     scores = {"task": {0: 10.0, 1: 200.0, 2: 300.0, 5: 1.0}, "task+rnd": {2: 303.0, 1: 203.0, 0: 13.0, 7: 900.0}}
-    row = Numbers(sweep(tmp_path, {"A-v1": scores})).one("difference", arm="task+rnd")
+    row = Numbers(sweep(tmp_path, {"A-v1": scores})).find_one("difference", arm="task+rnd")
     assert (row.value, row.low, row.high) == (3.0, 3.0, 3.0)  # of scores that are hundreds apart
     assert (row.runs, row.of, row.against) == (3, 5, "task")
 
@@ -271,10 +274,13 @@ def test_scores_are_normalised_by_the_baseline_and_by_the_best_arm_where_it_lear
     found = Numbers(made)
     assert [found.scales[task].reference for task in made.tasks] == [120, 70]
     assert found.scales["B-v1"].name == "the mean of the best arm, task+rnd"
-    assert found.one("normalised", arm="task").value == 0.5 and found.one("normalised", arm="task+rnd").value == 1.25
-    assert found.one("improvement", arm="task+rnd").value == 1
-    assert found.one("normalised_difference", task=ALL_TASKS).value == 0.75
-    assert Numbers(made, "task+rnd").one("normalised", arm="task").value == pytest.approx((100 / 150 + 0) / 2)
+    assert (
+        found.find_one("normalised", arm="task").value == 0.5
+        and found.find_one("normalised", arm="task+rnd").value == 1.25
+    )
+    assert found.find_one("improvement", arm="task+rnd").value == 1
+    assert found.find_one("normalised_difference", task=ALL_TASKS).value == 0.75
+    assert Numbers(made, "task+rnd").find_one("normalised", arm="task").value == pytest.approx((100 / 150 + 0) / 2)
 
 
 def test_a_task_without_a_random_policy_has_no_common_scale(tmp_path):
@@ -289,7 +295,7 @@ def test_runs_that_never_reach_the_threshold_are_counted_as_such(tmp_path):
     for seed, curve in enumerate([[(0, 0), (100, 100)], [(0, 0), (100, 50)], [(0, 0), (100, 10)]]):
         write(tmp_path / str(seed), seed=seed, curve=curve)
     found = Numbers(found_in(tmp_path), threshold={"": 40.0})
-    row = found.one("steps_to", arm="task")
+    row = found.find_one("steps_to", arm="task")
     assert (row.value, row.low, row.high, row.runs, row.of) == (80, 40, np.inf, 2, 3)
     assert found.thresholds == {"CartPole-v1": [("as given", 40.0)]}
 
@@ -362,7 +368,7 @@ def test_published_arms_stand_last_and_are_never_paired(tmp_path):
     made = Comparison(runs + read_published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
     assert [(arm.name, arm.baseline) for arm in made.arms] == [("task", ""), ("published: ppo", "")]
     found = Numbers(made)
-    assert found.one("final", arm="published: ppo").value == 40  # 30 and 50, the last tenth of each
+    assert found.find_one("final", arm="published: ppo").value == 40  # 30 and 50, the last tenth of each
     assert found.find("difference") == [] and [row.arm for row in found.find("normalised")] == ["task"]
 
 

@@ -55,7 +55,7 @@ class Demonstrations(Extra):
         self.pixels = inputs.pixels(data.obs)
         self.next_vector = inputs.vector(data.next_obs)
         self.next_pixels = inputs.pixels(data.next_obs)
-        self.action = _chosen(agent.policy.actions, data.action)
+        self.action = _as_choices(agent.policy.actions, data.action)
         self.rate = Schedule(config.demo_rate)
         self.adam = Flat(agent.flat.value)
         self.rng = np.random.default_rng([agent.seed, 5])
@@ -124,7 +124,7 @@ def _end_episodes(rollout: Transitions) -> Transitions:
     return rollout.replace(truncated=truncated)
 
 
-def _chosen(actions: Any, recorded: np.ndarray) -> np.ndarray:
+def _as_choices(actions: Any, recorded: np.ndarray) -> np.ndarray:
     """Recorded actions as the policy chooses them, (M, choices)."""
     chosen = recorded.reshape(len(recorded), -1)
     if actions.gaussian:

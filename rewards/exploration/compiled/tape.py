@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lodestar.numerics.compiled import kernel, say
+from lodestar.numerics.compiled import kernel, warn_once
 
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
@@ -223,7 +223,7 @@ class Compiled:
             return None
         if self.reward.layout.images or torch.device(self.reward.device).type != "cpu":
             if path == "numba":
-                say(f"reward {name}", f"torch, as reward.{name}.path=numba is for vectors, on the CPU")
+                warn_once(f"reward {name}", f"torch, as reward.{name}.path=numba is for vectors, on the CPU")
             return None
         return kernel("rewards.exploration.compiled.kernel", f"reward {name}", "torch", f"reward.{name}.path")
 
