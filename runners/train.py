@@ -66,8 +66,14 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         work.phase = "report"
         if config.eval_episodes:
             work.show("evaluating")
-        scores = evaluate(config, parts, work.control)
-        report(config, parts, scores, work)
+        scores = {}
+        if config.eval_episodes:
+            scores = evaluation(config, parts.model, parts.mix, config.eval_episodes, config.seed)
+        # Drawn while the control run, which began a little later, ends.
+        lines = draw_policy(config, parts, work)
+        if config.eval_episodes and work.control is not None:
+            add_control(scores, work.control)
+        report(config, parts, scores, lines, work)
         parts.model.logger.close()
         parts.mix.close()
         if saver.storage_error:
@@ -176,40 +182,30 @@ def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> No
     saver.finish()
 
 
-def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:
-    """The task's own scores of this policy, a random one, and the control's."""
-    if config.eval_episodes == 0:
-        return {}
-    scores = evaluation(config, parts.model, parts.mix, config.eval_episodes, config.seed)
-    if control is not None:
-        if control.process.poll() is None:
-            print("waiting for the control run", flush=True)
-            activity.begin("waiting for the control run")
-        result = control.result()
-        if result is None:
-            print(f"the control run failed; its output is in {control.log}")
-        else:
-            scores[control.label] = result
-    return scores
+def add_control(scores: dict[str, dict[str, Any]], control: Control) -> None:
+    """Wait for the control run, and put its scores beside those of this policy and of a random one."""
+    if control.process.poll() is None:
+        print("waiting for the control run", flush=True)
+        activity.begin("waiting for the control run")
+    result = control.result()
+    if result is None:
+        print(f"the control run failed; its output is in {control.log}")
+    else:
+        scores[control.label] = result
 
 
-def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
-    """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
+def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], lines: list[str], work: "Work") -> None:
+    """Numbers, the lines about pictures that are there already, the curve, and the line for TensorBoard."""
     from runners.evaluation.closing import write_scores
+    from runners.run.curve import curve
     from runners.run.tensorboard import command_line
 
     write_scores(parts.model.logger, scores, work.step)
     print_scores(parts, scores)
-    for name, draw in make_pictures(config, parts, scores, work).items():
-        label = f"{name + ':':<13}"
-        work.show(f"drawing the {name}")
-        try:
-            print(f"{label}{work.folder.relative_words(draw())}")
-        except Exception as error:
-            if os.environ.get("LODESTAR_DEBUG"):
-                traceback.print_exc()
-            print(f"{label}none ({type(error).__name__}: {error})")
     path = work.folder.path
+    title = f"{config.env_label}: {parts.mix.describe()}"
+    lines.append(draw("curve", lambda: curve(path, title, scores=scores, control=work.control), work))
+    print("\n".join(lines))
     if "tensorboard" in config.logger:
         print(f"tensorboard: {command_line(work.folder.relative_words(path))}")
     with suppress(OSError):
@@ -235,13 +231,11 @@ def print_scores(parts: Parts, scores: dict[str, Any]) -> None:
         print(f"note: {sentence}")
 
 
-def make_pictures(
-    config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work"
-) -> dict[str, Callable[[], object]]:
-    """What draws the pictures of a run, by name: the slowest first, as it was filmed; each returns where it is."""
+def draw_policy(config: TrainConfig, parts: Parts, work: "Work") -> list[str]:
+    """Draw what needs no scores: the video, and an agent's map; a line about each."""
     from lodestar.video import video_suffix
     from runners.evaluation.closing import write_video
-    from runners.run.curve import archive, curve
+    from runners.run.curve import archive
     from runners.run.tensorboard import video_writer
     from runners.run.video import record_video
 
@@ -256,14 +250,24 @@ def make_pictures(
             write_video(parts.model.logger, video, work.step)
         return place
 
-    pictures: dict[str, Callable[[], object]] = {}
+    lines = []
     if config.video:
-        pictures["video"] = film
+        lines.append(draw("video", film, work))
     if hasattr(parts.model, "map"):
-        pictures["archive"] = lambda: archive(path, parts.model)
-    title = f"{config.env_label}: {parts.mix.describe()}"
-    pictures["curve"] = lambda: curve(path, title, scores=scores, control=work.control)
-    return pictures
+        lines.append(draw("archive", lambda: archive(path, parts.model), work))
+    return lines
+
+
+def draw(name: str, draw_picture: Callable[[], object], work: "Work") -> str:
+    """Draw one picture; a line that says where it is. One that fails is a sentence, not a failed run."""
+    work.show(f"drawing the {name}")
+    try:
+        words = work.folder.relative_words(draw_picture())
+    except Exception as error:
+        if os.environ.get("LODESTAR_DEBUG"):
+            traceback.print_exc()
+        words = f"none ({type(error).__name__}: {error})"
+    return f"{name + ':':<13}{words}"
 
 
 class Work:
