@@ -3,7 +3,7 @@
     clones = Clones("MiniGrid-Empty-5x5-v0")
     place = clones.start(seed=0)
     batch = clones.play(place, actions)        # (H, N) actions from there, all N futures: Transitions (H, N)
-    place, batch = clones.step_from(place, 2)      # and one step on
+    place, batch = clones.step_from(place, 2)  # and one step on
 
 Where there is an array program (`envs.batched`) the futures are played side by side, elsewhere one after the other,
 from snapshots (`envs.snapshots.snapshots`).

@@ -135,7 +135,7 @@ def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn)
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in ("agents.ppo.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    for cached in (numpy_update.kernel, update.say):
+    for cached in (numpy_update.kernel, update.warn_once):
         cached.cache_clear()
     model = agent(path="numba").learn(4 * 16 * 3)
     said = [str(w.message) for w in recwarn if "PPO's update" in str(w.message)]
@@ -145,7 +145,7 @@ def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn)
 
 
 def test_a_network_that_it_does_not_take_learns_in_torch_and_it_says_so():
-    update.say.cache_clear()
+    update.warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"runs in torch, as agent\.path=numba is for fully connected networks"):
         model = agent(path="numba", gru=8).learn(4 * 16)
     assert model.learner.__class__ is update.TorchUpdate

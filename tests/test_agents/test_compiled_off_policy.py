@@ -103,7 +103,7 @@ def test_auto_changes_over_at_the_same_update_when_it_is_continued(monkeypatch):
 
 
 def test_what_it_does_not_take_is_learnt_in_torch_and_it_says_so(monkeypatch):
-    compiled.say.cache_clear()
+    compiled.warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="runs in torch, as agent.path=numba is for plain critics"):
         assert compiled.updates(learner("sac", "numba", norm="layer"), (rows("sac", 8), None), 1, 0) is None
     monkeypatch.setitem(sys.modules, "numba", None)
