@@ -38,12 +38,16 @@ class Brief:
     describe: str
     obs_size: int
     action_size: int
+    # Numbers of the simulator that code may read, too.
+    signals_size: int = 0
     feedback: str = ""
 
     @property
     def text(self) -> str:
         fields = {key: value for key, value in vars(self).items() if key != "feedback"}
         question = sections("rewards")["candidate"].format(**fields, rules=rules())
+        if self.signals_size:
+            question += "\n\n" + sections("rewards")["signals"].format(signals_size=self.signals_size)
         if not self.feedback:
             return question
         return f"{question}\n\n{self.feedback}"

@@ -4,6 +4,7 @@
         height = np.sin(3 * next_obs[:, 0])
         return {"height": height, "speed": 10 * next_obs[:, 1] ** 2}
 
+A fourth argument, signals (B, K), are numbers of the simulator after the step, where the environment has some.
 Its components are arrays (B,); their sum is the reward, and the mean of each is logged under its name (code/height).
 `runners.design` asks for such code, tries it, and writes the best into a file.
 Sources: Ma et al. 2023, "Eureka: Human-Level Reward Design via Coding Large Language Models" (arXiv 2310.12931); Xie et
@@ -34,14 +35,15 @@ from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
 from rewards.language.lare import verify_code
-from rewards.llm.sandbox.process import Sandbox, SandboxError, parse_code, refuse_unreadable
+from rewards.llm.sandbox.process import Sandbox, SandboxError, check, parse_code, refuse_unreadable
 
 FORM = "reward(obs, action, next_obs)"
+SIGNALS_FORM = "reward(obs, action, next_obs, signals)"
 MAX_COMPONENTS = 12
 COMPONENT_NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
 # The components of at most so many rows of an update are logged.
 MAX_LOGGED_ROWS = 512
-# obs beside next_obs (B, 2 D), and action (B, A).
+# obs beside next_obs (B, 2 D), and action (B, A) or, for code that reads signals, action beside signals (B, A + K).
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -75,17 +77,35 @@ class Code(Reward):
         source = config.read_source(f"{FORM}, as `python -m runners.design` writes it")
         actions = int(np.prod(self.action_space.shape or ()))
         try:
-            self.names, program = translate(source, self.layout.size)
-            self.program = Sandbox(program, 2 * self.layout.size, actions, timeout=config.timeout)
+            self.names, self.source, self.reads_signals = translate(source, self.layout.size, actions)
+            check(self.source)
         except SandboxError as error:
-            raise ValueError(f"reward.code.file={config.file!r} was refused: {_of_reward(error)}") from None
+            raise self._refusal(error) from None
+        self.program: Sandbox | None = None
+        if self.reads_signals:
+            # How many signals there are is known when the first batch comes.
+            self.requires = self.requires | {"signals"}
+        else:
+            self._start_program(actions)
+
+    def _start_program(self, n_actions: int) -> Sandbox:
+        try:
+            self.program = Sandbox(self.source, 2 * self.layout.size, n_actions, timeout=self.config.timeout)
+        except SandboxError as error:
+            raise self._refusal(error) from None
+        return self.program
+
+    def _refusal(self, error: SandboxError) -> ValueError:
+        return ValueError(f"reward.code.file={self.config.file!r} was refused: {_of_reward(error)}")
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.components(batch).sum(axis=1)
 
     def components(self, batch: Transitions) -> np.ndarray:
         """What each part of the sum gave, float32 (N, k), in the order of `names`."""
-        return self.program(*rows_of(self.layout, batch))
+        states, actions = rows_of(self.layout, batch, signals=self.reads_signals)
+        program = self.program or self._start_program(actions.shape[1])
+        return program(states, actions)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         flat = batch.flatten()
@@ -98,7 +118,8 @@ class Code(Reward):
 
     def notes(self) -> list[str]:
         components = " + ".join(self.names)
-        return [f"the reward is the code in {self.config.file}: {components}", *map(_of_reward, self.program.notes())]
+        notes = self.program.notes() if self.program else []
+        return [f"the reward is the code in {self.config.file}: {components}", *map(_of_reward, notes)]
 
 
 def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
@@ -109,26 +130,33 @@ def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
     return layout
 
 
-def rows_of(layout: Layout, batch: Transitions) -> Rows:
-    """Flat transitions as code reads them, float32."""
+def rows_of(layout: Layout, batch: Transitions, signals: bool = False) -> Rows:
+    """Flat transitions as code reads them, float32, with the signals beside the action where they are wanted."""
     states = list(map(layout.flatten, (batch.obs, batch.next_obs)))
     for rows in states:
         refuse_rows(rows, "code")
     action = np.asarray(batch.action)
     # The size is no -1, which has no meaning where there are no rows.
-    action = action.reshape(len(action), math.prod(action.shape[1:]))
-    return np.concatenate(states, axis=1), action.astype(np.float32)
+    action = action.reshape(len(action), math.prod(action.shape[1:])).astype(np.float32)
+    if signals:
+        if batch.signals is None:
+            raise ValueError(f"the code reads signals, and this environment has none; write {FORM}")
+        action = np.concatenate([action, np.asarray(batch.signals, np.float32)], axis=1)
+    return np.concatenate(states, axis=1), action
 
 
 @refuse_unreadable()
-def translate(source: str, size: int) -> tuple[tuple[str, ...], str]:
-    """Names of the components, and the code as the sandbox takes it, for observations of `size` numbers.
+def translate(source: str, size: int, n_actions: int = 1) -> tuple[tuple[str, ...], str, bool]:
+    """Names of the components, the code as the sandbox takes it, and whether it reads signals.
 
-    Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
+    Observations have `size` numbers, actions `n_actions`. Nothing is run. A SandboxError if the code defines no
+    reward(obs, action, next_obs), or with signals, that ends with a dict.
     """
-    call = f"reward(obs[:, :{size}], action, obs[:, {size}:])"
-    names, program, _ = component_program(source, "reward", (FORM,), (call,))
-    return names, program
+    plain_call = f"reward(obs[:, :{size}], action, obs[:, {size}:])"
+    signals_call = f"reward(obs[:, :{size}], action[:, :{n_actions}], obs[:, {size}:], action[:, {n_actions}:])"
+    forms = (FORM, SIGNALS_FORM)
+    names, program, form = component_program(source, "reward", forms, (plain_call, signals_call))
+    return names, program, form == 1
 
 
 def component_program(
@@ -167,12 +195,23 @@ def component_program(
     return tuple(map(str, names)), program, form
 
 
-def try_code(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:
+def try_code(
+    source: str, size: int, batches: Sequence[Rows], *, n_actions: int | None = None, **limits: Any
+) -> tuple[str, ...]:
     """Names of the components of code that does well on batches of transitions.
+
+    What stands behind the first `n_actions` columns of an action are signals; None for none.
 
     A SandboxError, a sentence for its author, if it fails, takes too long, mixes rows, or gives every row the same sum.
     """
-    names, program = translate(source, size)
+    columns = batches[0][1].shape[1]
+    if n_actions is None:
+        n_actions = columns
+    names, program, reads_signals = translate(source, size, n_actions)
+    if reads_signals and columns == n_actions:
+        raise SandboxError(f"there are no signals; write {FORM}")
+    if not reads_signals:
+        batches = [(states, actions[:, :n_actions]) for states, actions in batches]
     try:
         sandbox = verify_code(program, batches, **limits)
         try:

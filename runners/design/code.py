@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.make import make
+from envs.family import family_of
+from envs.make import make, spec_of
 from envs.recording import record
 from lodestar.files import make_folder, read_json, read_text
 from rewards.design import authors
@@ -28,6 +29,7 @@ from rewards.language.lare import code_in, describe
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import SandboxError
 from runners.design.config import SEARCH_SEED, DesignConfig
+from runners.design.context import describe_environment
 from runners.offline import load
 from runners.report.read import ALARM
 from runners.report.statistics import aggregate, iqm
@@ -73,9 +75,7 @@ class Proposal:
 def search(config: DesignConfig) -> Proposal:
     """The whole search, top to bottom; returns the winner."""
     author = make_judge(config.judge, "rewards", **config.judge_options)
-    obs_size, batches = transitions(config)
-    _, actions = batches[0]
-    brief = authors.Brief(config.task, describe(config.describe), obs_size, actions.shape[1])
+    brief, batches = begin_brief(config)
     proposals: list[Proposal] = []
     with Signals(), closing(JobLog(config.folder)) as log, closing(author):
         begin(config.folder, config.fixed_settings())
@@ -122,11 +122,16 @@ def _code_path(config: DesignConfig, proposal: Proposal) -> Path:
     return config.folder / "rounds" / f"{proposal.name}.py"
 
 
-def transitions(config: DesignConfig) -> tuple[int, list[Rows]]:
-    """How many numbers an observation has, and what code is checked on: two transitions, and all of them."""
+def begin_brief(config: DesignConfig) -> tuple[authors.Brief, list[Rows]]:
+    """What an author is told of the task, and what code is checked on: two transitions, and all of them."""
     run = config.train
-    with closing(make(run.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
+    with_signals = bool(family_of(spec_of(run.env)).signals(spec_of(run.env)))
+    options = {"max_episode_steps": run.max_episode_steps, "signals": with_signals, **run.env_options}
+    with closing(make(run.env, **options)) as env:
         layout = layout_of(env.observation_space)
+        description = describe(config.describe)
+        if config.describe == "auto":
+            description = describe_environment(env)
         action_size = int(np.prod(env.action_space.shape or ()))
         if config.data:
             batch, _ = load(config.data)
@@ -134,12 +139,17 @@ def transitions(config: DesignConfig) -> tuple[int, list[Rows]]:
             batch = record(env, None, config.frames)
     # Rows hold obs and next_obs side by side.
     both_obs, actions = rows_of(layout, batch)
+    if batch.signals is not None:
+        _, behind = rows_of(layout, batch, signals=True)
+    else:
+        behind = actions
     if both_obs.shape[1] != 2 * layout.size or actions.shape[1] != action_size:
         raise UsageError(
             f"data={','.join(config.data)} has observations of {both_obs.shape[1] // 2} and actions of "
             f"{actions.shape[1]} numbers, {run.env} of {layout.size} and {action_size}; record it there"
         )
-    return layout.size, [(both_obs[:2], actions[:2]), (both_obs, actions)]
+    brief = authors.Brief(config.task, description, layout.size, action_size, behind.shape[1] - action_size)
+    return brief, [(both_obs[:2], behind[:2]), (both_obs, behind)]
 
 
 def propose(
@@ -175,7 +185,9 @@ def check_answer(answer: str | Exception, name: str, brief: authors.Brief, batch
         if isinstance(answer, Exception):
             raise answer
         proposal.code = code_in(answer, FORM)
-        proposal.names = list(try_code(proposal.code, brief.obs_size, batches, timeout=CHECK_TIMEOUT_S))
+        proposal.names = list(
+            try_code(proposal.code, brief.obs_size, batches, n_actions=brief.action_size, timeout=CHECK_TIMEOUT_S)
+        )
     except (SandboxError, RuntimeError) as error:
         proposal.error = f"refused: {error}"
     return proposal

@@ -20,7 +20,7 @@ class DesignConfig(JobsConfig):
 
     method: str = setting("code", "what designs the reward", "code | exprd | adaptive | explors")
     task: str = setting("", "code: what the task is, for a model: a sentence or more")
-    describe: str = setting("", "code: the numbers of obs and action, for a model; cartpole, pendulum, or your words")
+    describe: str = setting("", "code: the numbers of obs and action, for a model; auto, cartpole, or your words")
     judge: str = setting("recorded", "code: who writes it", "openai | recorded | random")
     judge_options: dict[str, Any] = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
     rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", ">= 1")

@@ -46,6 +46,31 @@ def test_the_reward_is_the_sum_of_its_components_and_each_is_logged(code):
     assert made.update(long.replace(action=np.arange(1200) % 3 % 2 * 1.0))["push"] == 0  # of every third row alone
 
 
+def test_code_may_read_signals_behind_the_action(code):
+    made = code(
+        "def reward(obs, action, next_obs, signals):\n"
+        '    return {"far": next_obs[:, 0] - obs[:, 0], "lit": 10 * signals[:, 1] + action[:, 0]}\n'
+    )
+    assert made.requires == {"obs", "action", "next_obs", "signals"} and Code.requires == {"obs", "action", "next_obs"}
+    rows = {"reward": np.zeros(2, np.float32), "step": np.arange(2), "valid": np.ones(2, bool)}
+    flags = {name: np.zeros(2, bool) for name in ("terminated", "truncated")}
+    batch = Transitions(
+        obs=np.float32([[1, 5], [2, 5]]),
+        action=np.array([0, 2]),
+        next_obs=np.float32([[3, 5], [1, 5]]),
+        **rows,
+        **flags,
+    )
+    with pytest.raises(ValueError, match=r"the code reads signals, and this environment has none; write reward\(obs"):
+        made.score(batch)
+    lit = batch.replace(signals=np.float32([[0, 1, 0], [7, 0, 7]]))
+    # 3 - 1 + 10 * 1 + 0, and 1 - 2 + 10 * 0 + 2.
+    assert made.score(lit).tolist() == [12, 1]
+    obs, action = np.float32([[1, 5, 3, 5], [2, 5, 1, 5]]), np.float32([[0], [2]])
+    with pytest.raises(SandboxError, match="there are no signals; write"):
+        try_code("def reward(obs, action, next_obs, signals):\n    return {'a': obs[:, 0]}\n", 2, [(obs, action)])
+
+
 def test_it_keeps_the_contract(code):
     check_reward(code())
 

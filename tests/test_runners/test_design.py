@@ -10,7 +10,8 @@ import rewards
 from envs.make import make
 from envs.recording import record, save
 from runners.design.__main__ import main
-from runners.design.code import Proposal, table, transitions
+from runners.design.code import Proposal, begin_brief, table
+from runners.design.context import _number_lines, describe_environment
 from runners.run.config import UsageError
 
 RUN = ["env=CartPole-v1", "preset=none", "n_envs=2", "total_timesteps=128", "agent.n_steps=32", "agent.n_epochs=1",
@@ -74,7 +75,7 @@ def test_an_author_without_a_file_or_a_recording_of_another_world_is_one_sentenc
     save(tmp_path / "other.safetensors", record(other, None, 20), {"env": "Pendulum-v1"})
     config = main.parse(["env=CartPole-v1", f"data={tmp_path}/other.safetensors", f"root={tmp_path}"])
     with pytest.raises(UsageError, match=r"has observations of 3 and actions of 1 numbers, CartPole-v1 of 4 and 1"):
-        transitions(config)
+        begin_brief(config)
     assert not (tmp_path / "design").exists()
 
 
@@ -89,3 +90,21 @@ def test_an_author_reads_ten_moments_of_each_component_and_of_the_returns():
 def test_a_proposal_is_worth_the_interquartile_mean_of_its_returns_and_a_failed_one_nothing():
     assert Proposal("r1c0", returns=[1.0, 2, 3, 4, 100]).value == pytest.approx(3)
     assert Proposal("r1c0", error="refused: x").value == -np.inf
+
+
+def test_an_author_is_told_of_numbers_signals_and_the_source_and_may_read_the_signals(tmp_path, capsys):
+    code = "```python\ndef reward(obs, action, next_obs, signals):\n    return {'moved': signals[:, 0] + signals[:, 1]}\n```"
+    world = ["env=MiniGrid-Empty-5x5-v0", *RUN[1:], "task=reach the goal", "describe=auto", f"root={tmp_path}"]
+    with ModelServer(lambda text, images: code) as server:
+        ask = ["judge=openai", "judge.model=m", f"judge.url={server.url}", "rounds=1", "candidates=1"]
+        assert main([*world, *ask, "finalists=1", "test_seeds=1"]) == 0
+        told = server.seen[0][1]["messages"][0]["content"]
+    assert "class EmptyEnv(MiniGridEnv):" in told and "signals[:, 0]: " in told and "signals is a float array" in told
+    assert "r1c0: task return" in capsys.readouterr().out
+
+
+def test_a_space_is_described_number_by_number():
+    env = make("CartPole-v1")
+    text = describe_environment(env)
+    assert "obs[:, 2]: " in text and "action is of the space Discrete(2)." in text and "class CartPoleEnv" in text
+    assert _number_lines("x", ["a"] * 66)[-1] == "and 2 more, up to x[:, 65]: a"
