@@ -93,7 +93,8 @@ def test_a_proposal_is_worth_the_interquartile_mean_of_its_returns_and_a_failed_
 
 
 def test_an_author_is_told_of_numbers_signals_and_the_source_and_may_read_the_signals(tmp_path, capsys):
-    code = "```python\ndef reward(obs, action, next_obs, signals):\n    return {'moved': signals[:, 0] + signals[:, 1]}\n```"
+    body = "return {'moved': signals[:, 0] + signals[:, 1]}"
+    code = f"```python\ndef reward(obs, action, next_obs, signals):\n    {body}\n```"
     world = ["env=MiniGrid-Empty-5x5-v0", *RUN[1:], "task=reach the goal", "describe=auto", f"root={tmp_path}"]
     with ModelServer(lambda text, images: code) as server:
         ask = ["judge=openai", "judge.model=m", f"judge.url={server.url}", "rounds=1", "candidates=1"]
