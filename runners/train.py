@@ -69,6 +69,8 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         scores = {}
         if config.eval_episodes:
             scores = evaluation(config, parts.model, parts.mix, config.eval_episodes, config.seed)
+        if config.fitted:
+            scores["this run"]["fitted_value"] = estimate_value(config, parts)
         # Drawn while the control run, which began a little later, ends.
         lines = draw_policy(config, parts, work)
         if config.eval_episodes and work.control is not None:
@@ -194,6 +196,17 @@ def add_control(scores: dict[str, dict[str, Any]], control: Control) -> None:
         scores[control.label] = result
 
 
+def estimate_value(config: TrainConfig, parts: Parts) -> float:
+    """What the policy is worth by its recording alone, by fitted Q evaluation."""
+    from agents.offline.fitted import fitted_value
+
+    activity.begin("estimating the policy's value from the recording")
+    recorded: Any = parts.venv
+    model: Any = parts.model
+    # The learned reward is never its own judge: these are the task's.
+    return fitted_value(model, recorded.unrated, config.fitted, config.agent.gamma, config.seed)
+
+
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], lines: list[str], work: "Work") -> None:
     """Numbers, the lines about pictures that are there already, the curve, and the line for TensorBoard."""
     from runners.evaluation.closing import write_scores
@@ -220,6 +233,8 @@ def print_scores(parts: Parts, scores: dict[str, Any]) -> None:
         this_run = scores["this run"]
         print(f"\nthe task's own scores over {this_run['episodes']} episodes of the trained policy")
         print(table(scores))
+        if "fitted_value" in this_run:
+            print(f"value by the recording alone (discounted): {this_run['fitted_value']:.4g}")
         window = list(parts.model.ep_info_buffer or [])
         note = disagreement(this_run, [episode["r"] for episode in window])
         if note:

@@ -70,6 +70,8 @@ class RecordedEnvs(VectorEnv):
         self.single_observation_space = observation_space
         self.single_action_space = action_space
         self.data = data
+        # The recording as it is, where `data` has ratings in place of the task's rewards.
+        self.unrated = data
         # What is to be logged about them, by tag.
         self.metrics: dict[str, float] = {}
 

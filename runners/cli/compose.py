@@ -124,6 +124,11 @@ def fill_offline(config: TrainConfig, given: Values) -> None:
     """Evaluate an agent that learns from a recording as it learns; a UsageError if it has none, or another has one."""
     needs_data = agents.get(config.agent_name).driver == RECORDING
     name = config.agent_name
+    if config.fitted and not (config.data and config.eval_episodes):
+        raise UsageError(
+            f"fitted={config.fitted} estimates from data= what a policy is worth, beside its evaluation; give data= "
+            "and eval_episodes=1 or more"
+        )
     if not config.data:
         if needs_data:
             raise UsageError(f"agent={name} learns from recordings alone; name some, as in data=recording.safetensors")

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
+import numpy as np
 from gymnasium import Env, Space
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import VectorEnv
@@ -128,13 +129,20 @@ def rated_recording(
     """The recording with what the mix makes of it as rewards; without data for an agent that only acts."""
     if data is None:
         return RecordedEnvs(observation_space, action_space)
+    if config.fitted and not np.ptp(data.reward):
+        raise UsageError(
+            f"fitted={config.fitted} estimates the task's return, and all rewards of the recording are "
+            f"{data.reward[0]:g}; leave it out"
+        )
     from rewards.adapters.recorded import rate
 
     rating, metrics = rate(mix, data, config.passes)
     # Nothing else is read of the frames and texts.
     unread = dict.fromkeys(("frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"))
-    recorded = RecordedEnvs(observation_space, action_space, data.replace(reward=rating, extras={}, **unread))
+    unrated = data.replace(extras={}, **unread)
+    recorded = RecordedEnvs(observation_space, action_space, unrated.replace(reward=rating))
     recorded.metrics = metrics
+    recorded.unrated = unrated
     return recorded
 
 

@@ -115,6 +115,9 @@ class TrainConfig(Settings):
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", ">= 0")
     eval_steps: int = setting(20_000, "environment steps after which no evaluation episode begins, nor goes on", ">= 1")
     eval_every: int = setting(0, "environment steps between evaluations, which keep the best weights; 0: none", ">= 0")
+    fitted: int = setting(
+        0, "minibatches that estimate from data= alone what the policy is worth (fitted Q evaluation); 0: none", ">= 0"
+    )
     eval_sampled: str = setting(
         "auto",
         "how a policy is evaluated: auto (as it was trained: by sampled actions where it is a distribution over "
@@ -238,6 +241,7 @@ MANAGEMENT = frozenset(
         "histograms",
         "coverage",
         "coverage_bin",
+        "fitted",
         "cluster",
         "workers",
     }
@@ -249,6 +253,7 @@ LATER_DEFAULTS = {
     "env_options": {},
     "data": [],
     "passes": 1,
+    "fitted": 0,
     "on_nan": "stop",
     "starts": "",
     "cluster": "none",

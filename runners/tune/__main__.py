@@ -7,6 +7,10 @@ them); each is trained with several tuning seeds and judged by the task's return
 best setting and the default run on test seeds that nothing was chosen by: only these numbers are final. The same
 command continues where the search was stopped, or killed.
 
+objective=fqe chooses settings of an agent that learns from data= without any step in the environment:
+
+    python -m runners.tune data=pendulum agent=offline_dyna reward=task objective=fqe total_timesteps=3000
+
 tune= names the keys to try; by default all that have a range and that the command does not set. tune.<key>= gives a
 range of your own.
 """
@@ -29,7 +33,8 @@ def tune(config: TuneConfig) -> None:
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed_settings())
         seeds = f"{config.tuning_seeds[0]}-{config.tuning_seeds[-1]}"
-        print(f"objective of a trial: the task's return, IQM over seeds {seeds}")
+        words = {"return": "the task's return", "fqe": "its value by the recording alone (fitted Q evaluation)"}
+        print(f"objective of a trial: {words[config.objective]}, IQM over seeds {seeds}")
         for space in config.spaces:
             print(f"  {space.key:<32}{space!s:<28}default {config.default[space.key]}")
         runs = config.trials * config.seeds + 2 * config.test_seeds

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # The first tuning seed; test seeds begin at 0, so there may be as many of them.
 TUNING_SEED = 1000
+# Of a fitted evaluation, where objective=fqe and the command names none.
+FITTED_MINIBATCHES = 3000
 
 
 @dataclass
@@ -47,6 +49,11 @@ class TuneConfig(JobsConfig):
     budget: int = setting(0, "environment steps after which no trial begins any more; 0 for no limit", ">= 0")
     tune: list[str] = setting([], "keys to try, as in tune=agent.learning_rate,reward.rnd.weight; none for all ranges")
     tune_options: dict[str, Any] = setting({}, "a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]")
+    objective: str = setting(
+        "return",
+        "what chooses: return, by evaluations; or fqe, for data=, by what the recording alone says of the policy",
+        "return | fqe",
+    )
     sampler: str = setting("tpe", "tpe (tree of Parzen estimators), or random: the control", "tpe | random")
     pruner: str = setting(
         "median", "median or asha give up on a trial by its task return so far; none never does", "median | asha | none"
@@ -55,10 +62,15 @@ class TuneConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        given = {argument.partition("=")[0] for argument in self.rest}
+        if self.objective == "fqe":
+            # A run has no such value before its end, by which it could be given up.
+            self.pruner = "none"
+            if "fitted" not in given:
+                self.rest = [*self.rest, f"fitted={FITTED_MINIBATCHES}"]
         self.train, self.argv = self.compose_search(self.rest)
         # Of the runs that choose.
         self.tuning_seeds = list(range(TUNING_SEED, TUNING_SEED + self.seeds))
-        given = {argument.partition("=")[0] for argument in self.rest}
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
         name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
@@ -70,7 +82,7 @@ class TuneConfig(JobsConfig):
 
     def fixed_settings(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; trials and budget may be raised."""
-        return {
+        fixed = {
             "argv": list(self.argv),
             "spaces": {space.key: str(space) for space in self.spaces},
             "seeds": self.seeds,
@@ -78,6 +90,10 @@ class TuneConfig(JobsConfig):
             "pruner": self.pruner,
             "seed": self.seed,
         }
+        # Searches of before there was a choice have none in their folders.
+        if self.objective != "return":
+            fixed["objective"] = self.objective
+        return fixed
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class Search(Watcher):
 
     def _complete(self, opened: _OpenTrial) -> None:
         del self._open[opened.trial.number]
-        returns = [score(job.folder) for job in opened.jobs]
+        returns = [trial_score(job.folder, self.config.objective) for job in opened.jobs]
         opened.trial.set_user_attr("returns", returns)
         value = float(iqm(returns))
         self.study.tell(opened.trial, value)
@@ -248,6 +248,13 @@ class Search(Watcher):
         self.study.tell(trial, state=state)
         outcome = "pruned" if state == TrialState.PRUNED else "failed"
         self.report(f"trial {trial.number}: {outcome} ({why}); {settings(trial.params)}")
+
+
+def trial_score(folder: Path, objective: str) -> float | None:
+    """What a finished run is worth to a search."""
+    if objective == "return":
+        return score(folder)
+    return float(read_json(folder / "result.json")["this run"]["fitted_value"])
 
 
 def rungs(folder: Path, total: int) -> list[tuple[int, float]]:

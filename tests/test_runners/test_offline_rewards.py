@@ -34,9 +34,13 @@ def offline(*arguments):
 
 
 def test_a_run_with_a_reward_has_a_folder_that_every_command_reads(walked, capsys):
-    assert offline("reward=rnd", "steps=20", "run_dir=one") == 0
-    assert "iql on data=walked.safetensors of Pendulum-v1, 20 minibatches" in capsys.readouterr().out
-    assert json.loads(Path("one/result.json").read_text())["this run"]["episodes"] == 1
+    assert offline("reward=rnd", "steps=20", "run_dir=one", "fitted=30") == 0
+    output = capsys.readouterr().out
+    assert "iql on data=walked.safetensors of Pendulum-v1, 20 minibatches" in output
+    assert "value by the recording alone (discounted): " in output
+    result = json.loads(Path("one/result.json").read_text())["this run"]
+    # By the task's rewards, which are below 0, and not by the bonus.
+    assert result["episodes"] == 1 and result["fitted_value"] < 0
     run = ld.load("one")
     action, _ = run.policy.predict(np.zeros(3, np.float32))
     assert action.shape == (1,)
@@ -111,6 +115,12 @@ def test_what_a_run_with_a_reward_cannot_take_is_a_sentence(walked):
         compose(["data=walked.safetensors", "agent=iql", "starts=variance"])
     with pytest.raises(UsageError, match=r"'nothing' is no file, nor a recording that ships"):
         compose(["data=nothing", "agent=iql"])
+
+
+def test_a_recording_without_rewards_of_the_task_says_nothing_of_its_return(walked, capsys):
+    save("free.safetensors", walked.replace(reward=np.zeros_like(walked.reward)), {"env": "Pendulum-v1"})
+    assert main(["data=free.safetensors", *QUICK, "reward=rnd", "steps=20", "fitted=30"]) == 2
+    assert "all rewards of the recording are 0; leave it out" in capsys.readouterr().err
 
 
 def test_the_environment_and_evaluations_are_those_of_the_recording(walked):

@@ -262,6 +262,7 @@ def test_rungs_are_the_latest_task_return_at_each_ninth(tmp_path):
         ("gpus=1.5", r"gpus=1.5 is out of range; give a share, 0 to 1, or a whole number"),
         ("test_seeds=1001", r"test_seeds=1001 is out of range; give a number in \[1, 1000\]"),
         ("tune.agent.gamma=[1,0.9]", r"the lower end first"),
+        ("objective=fqe", r"estimates from data= what a policy is worth"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(tmp_path, argument, sentence):
@@ -289,6 +290,24 @@ def test_a_search_from_the_command_line_tests_what_it_found_and_writes_it_down(t
     out = capsys.readouterr().out
     assert f"{RATE}" in out and "default 0.0003" in out and "at most 12 runs of 900 steps" in out
     assert "only the test counts" in out and str(tmp_path / "tune" / "s" / "best.yaml") in out
+
+
+def test_settings_are_chosen_by_what_the_recording_says_and_tested_by_the_task(tmp_path, capsys, monkeypatch):
+    def tell(given):
+        """The recording likes a high beta, and the task a low one."""
+        beta = float(given.get("agent.beta", 3.0))
+        return {"this run": {"task_return": -beta, "fitted_value": beta}}
+
+    launcher = Instant(lambda given: tell(given)["this run"]["task_return"], result=tell)
+    monkeypatch.setattr(TuneConfig, "launch", lambda self: launcher)
+    arguments = ["data=pendulum", "agent=iql", "reward=task", "total_timesteps=90", "objective=fqe", "name=s"]
+    assert main([*arguments, f"root={tmp_path}", "tune=agent.beta", "trials=6", "seeds=1", "test_seeds=1"]) == 0
+    found = json.loads((tmp_path / "tune" / "s" / "tune.json").read_text())
+    assert found["objective"] == "fqe" and found["pruner"] == "none" and "fitted=3000" in found["argv"]
+    best_beta = found["best"]["agent.beta"]
+    assert found["on_tuning_seeds"]["tuned"] == best_beta > 3
+    assert found["on_test_seeds"]["tuned"]["runs"] == [-best_beta]
+    assert "its value by the recording alone" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
