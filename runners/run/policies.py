@@ -179,7 +179,8 @@ def _begin_with_run(config: TrainConfig, name: Any, state: dict[str, Any], strea
         return ["agent"]
     if not is_own:
         raise UsageError(f"init_from={config.init_from} has agent={name}, not {config.agent_name}; give init=rewards")
-    return _begin_with_agent(load_run(Path(config.init_from), config.trust).model, model)
+    source = Path(config.init_from)
+    return _begin_with_agent(source, load_run(source, config.trust).model, model)
 
 
 def _begin_with_file(config: TrainConfig, path: Path, model: Any) -> list[str]:
@@ -199,14 +200,22 @@ def _begin_with_file(config: TrainConfig, path: Path, model: Any) -> list[str]:
         other = type(model).load(str(path), model.envs, device=str(model.device))
         model.start_from(other.get_state(), list(other.scorer.streams))
         return ["agent"]
-    return _begin_with_agent(from_file(path, model.observation_space, model.action_space), model)
+    return _begin_with_agent(path, from_file(path, model.observation_space, model.action_space), model)
 
 
-def _begin_with_agent(other: Any, model: Any) -> list[str]:
+def _begin_with_agent(source: Path, other: Any, model: Any) -> list[str]:
+    """The names of what the model took from another agent."""
+    from agents.predictor import Predictor
+
+    if not isinstance(other, Predictor):
+        raise UsageError(
+            f"init_from={source} is a run of Stable-Baselines3, whose policy no other agent begins with; take iql, "
+            "cloning or dyna"
+        )
     spaces = (("observations", "observation_space"), ("actions", "action_space"))
     for words, attribute in spaces:
         theirs = getattr(other, attribute)
         own = getattr(model, attribute)
         if theirs != own:
-            raise UsageError(f"its {words} are {theirs}, and this run's are {own}")
+            raise UsageError(f"init_from={source} has {words} in {theirs}, and this run has {own}; give a run of these")
     return model.begin_with(other.policy_layers())

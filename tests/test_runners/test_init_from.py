@@ -1,6 +1,7 @@
 """`init_from=` of another agent's run or file: what is taken, and one sentence for what does not fit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from test_offline_rewards import QUICK
 from envs.recording import save
 from runners.cli.compose import compose
 from runners.offline import main
+from runners.run import policies
 from runners.run.build import build, load_run
 from runners.run.config import UsageError
 from runners.run.policies import initialise
@@ -58,7 +60,10 @@ def test_what_does_not_fit_is_one_sentence(iql_run):
     for arguments, words in (
         ([*SAC, "agent.net_arch=[9]", "init_from=iql"], r"give agent.net_arch=\[8\] agent.activation=relu"),
         (["env=Pendulum-v1", "agent=ppo", "init_from=iql"], "with agent.squash=false"),
-        (["env=CartPole-v1", "agent=ppo", "init_from=iql"], "its observations are Box.*, and this run's are Box"),
+        (
+            ["env=CartPole-v1", "agent=ppo", "init_from=iql"],
+            "init_from=iql has observations in Box.*, and this run has Box",
+        ),
         (["env=CartPole-v1", "agent=ppo", "init_from=iql.safetensors"], "does not fit these spaces"),
         (["env=Pendulum-v1", "agent=sac", "init_from=iql"], "has agent=iql, not sac; give init=rewards"),
         ([*SAC, "init=rewards", "init_from=iql.safetensors"], "give a run's folder for init=rewards"),
@@ -67,3 +72,9 @@ def test_what_does_not_fit_is_one_sentence(iql_run):
     ):
         with pytest.raises(UsageError, match=words):
             begin(*arguments)
+
+
+def test_a_policy_of_stable_baselines3_is_none_to_begin_with(iql_run, monkeypatch):
+    monkeypatch.setattr(policies, "load_run", lambda source, trust: SimpleNamespace(model=object()))
+    with pytest.raises(UsageError, match="is a run of Stable-Baselines3, whose policy no other agent begins with"):
+        begin(*SAC, "init_from=iql")
