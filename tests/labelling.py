@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from model_server import ModelServer
 
-from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.annotation import worker
+from rewards.llm.judges.base import Answers, TextJudge, make_judge
 
 ROOT = Path(__file__).resolve().parent.parent
 WORTH = {"good": 1.0, "bad": 0.0, "odd": math.nan}
@@ -48,6 +50,36 @@ class Moody(TextJudge):
         return Answers.of([1.0] * len(texts) if texts != ["forget"] else [])
 
 
+class JudgeThread:
+    """A `JudgeProcess` that answers here: starting a process takes most of the time of a test of something else."""
+
+    pid = None
+
+    def __init__(self, job, inbox):
+        self._inbox = inbox
+        self._pool = ThreadPoolExecutor(job["concurrency"])
+        try:
+            self._judge = make_judge(job["judge"], job["kind"], **job["options"])
+        except ValueError as error:
+            self._hand_over({"refused": str(error)})
+        else:
+            judge = self._judge
+            self._hand_over({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
+
+    def _hand_over(self, message):
+        self._inbox.put((self, json.loads(json.dumps(message))))
+
+    def send(self, message):
+        self._pool.submit(worker._reply, self._judge, json.loads(json.dumps(message)), self._hand_over)
+
+    def kill(self):
+        self._inbox.put((self, None))
+
+    def end(self):
+        self._pool.shutdown(cancel_futures=True)
+        return "ended"
+
+
 def serving():
     """A fixture: a server."""
     with ModelServer(think) as running:
@@ -68,6 +100,12 @@ def asking():
     yield annotator
     for one in made:
         one.close()
+
+
+def asking_in_a_thread(monkeypatch):
+    """The same with judges that answer in a thread of the test."""
+    monkeypatch.setattr("rewards.llm.annotation.asking.JudgeProcess", JudgeThread)
+    yield from asking()
 
 
 def texts(count, begin=0):

@@ -78,15 +78,8 @@ def test_an_autoencoder_keeps_apart_what_varies_and_leaves_out_what_does_not():
     assert codes.shape == (200, 1) and abs(np.corrcoef(np.argsort(np.argsort(codes[:, 0])), angle)[0, 1]) > 0.95
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        pytest.param({"search": "novelty"}, marks=pytest.mark.nightly),
-        pytest.param({"descriptor": "autoencoder"}, marks=pytest.mark.nightly),
-    ],
-    ids=str,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("changes", [{}, {"search": "novelty"}, {"descriptor": "autoencoder"}], ids=str)
 def test_novelty_reaches_more_of_a_maze_than_random_weights(changes):
     chance, model = (agent(**each).learn(20 * 100 * 8) for each in ({"search": "random"}, changes))
     assert reached(model) > 1.4 * reached(chance)

@@ -155,7 +155,12 @@ class Turning(TaskScorer):
 
 
 @pytest.mark.parametrize(
-    ("preset", "relabel"), [pytest.param("r2dreamer", True, marks=pytest.mark.nightly), ("mrq", True), ("mrq", False)]
+    ("preset", "relabel"),
+    [
+        ("mrq", True),
+        pytest.param("mrq", False, marks=pytest.mark.nightly),
+        pytest.param("r2dreamer", True, marks=pytest.mark.nightly),
+    ],
 )
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_relabelled(preset, relabel):
     scorer = Turning(0.99)

@@ -7,12 +7,24 @@ import time
 from pathlib import Path
 
 import pytest
-from labelling import asking, collect, kill, right, serve, serving, texts, think, until, worker_pid
+from labelling import (
+    asking,
+    asking_in_a_thread,
+    collect,
+    kill,
+    right,
+    serve,
+    serving,
+    texts,
+    think,
+    until,
+    worker_pid,
+)
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
 from rewards.llm.annotation.annotator import Annotator
 
-server, ask = pytest.fixture(serving), pytest.fixture(asking)
+server, ask, ask_here = pytest.fixture(serving), pytest.fixture(asking), pytest.fixture(asking_in_a_thread)
 
 
 def test_labels_come_from_a_server_without_waiting(server, ask):
@@ -28,15 +40,15 @@ def test_labels_come_from_a_server_without_waiting(server, ask):
     assert annotator.notes() == [f"labels are those of tiny at {server.url}, asked for: good ones"]
 
 
-def test_pairs_are_compared_by_the_server(server, ask):
-    annotator = ask(server.url, pairs=True)
+def test_pairs_are_compared_by_the_server(server, ask_here):
+    annotator = ask_here(server.url, pairs=True)
     pairs = [("good 1", "bad 2"), ("bad 3", "good 4")]
     annotator.offer(pairs, 0)
     assert collect(annotator, 2) == {pairs[0]: 0.0, pairs[1]: 1.0}
 
 
-def test_the_newest_text_is_asked_first(server, ask):
-    annotator = ask(server.url, concurrency=1)
+def test_the_newest_text_is_asked_first(server, ask_here):
+    annotator = ask_here(server.url, concurrency=1)
     annotator.offer(texts(9), 0)
     collect(annotator, 9)
     asked = [re.findall(r'"\w+ (\d)"', body["messages"][0]["content"])[0] for _, body in server.seen]
@@ -85,9 +97,9 @@ def test_whatever_goes_wrong_is_no_label_and_loses_no_text(patient, fault, capfd
     assert [f"annotator: {event}" for event in annotator.events] == said
 
 
-def test_a_text_that_has_no_usable_answer_is_given_up_after_three_tries(server, ask):
+def test_a_text_that_has_no_usable_answer_is_given_up_after_three_tries(server, ask_here):
     server.think = lambda text, images: think(text, images) if '"good' in text else "no comment"
-    annotator = ask(server.url, concurrency=1)
+    annotator = ask_here(server.url, concurrency=1)
     annotator.offer(["bad 1", "good 2", "bad 3"], 0)
     assert collect(annotator, 1) == {"good 2": 1.0}
     until(lambda: annotator.metrics()["dropped"] == 2)
@@ -107,11 +119,11 @@ def test_training_continues_while_the_server_hangs(server, ask):
     assert (metrics["asked"], metrics["answered"], metrics["queued"], len(server.seen)) == (8, 0, 100, 8)
 
 
-def test_a_server_killed_in_the_middle_and_started_again_loses_nothing(ask):
+def test_a_server_killed_in_the_middle_and_started_again_loses_nothing(ask_here):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    annotator = ask(f"http://127.0.0.1:{port}/v1", {"connect": 1.0}, concurrency=4)
+    annotator = ask_here(f"http://127.0.0.1:{port}/v1", {"connect": 1.0}, concurrency=4)
     got = {}
     for begin in (0, 100):
         process = serve(port)
@@ -130,9 +142,9 @@ def test_a_server_killed_in_the_middle_and_started_again_loses_nothing(ask):
     assert annotator.metrics()["dropped"] == 0 and annotator.metrics()["restarts"] == 0
 
 
-def test_not_one_question_more_than_the_budget(server, ask, capfd):
+def test_not_one_question_more_than_the_budget(server, ask_here, capfd):
     server.plan = [status(500)] * 3
-    annotator = ask(server.url, concurrency=8, budget=5)
+    annotator = ask_here(server.url, concurrency=8, budget=5)
     annotator.offer(texts(40), 0)
     got = collect(annotator, 5)
     until(lambda: "spent" in " ".join(annotator.events))
@@ -142,36 +154,36 @@ def test_not_one_question_more_than_the_budget(server, ask, capfd):
     assert "annotator: the budget of 5 labels is spent, nothing is asked any more\n" in capfd.readouterr().err
 
 
-def test_cached_answers_need_no_server_and_no_budget(server, ask, tmp_path):
+def test_cached_answers_need_no_server_and_no_budget(server, ask_here, tmp_path):
     cache = str(tmp_path / "labels.sqlite")
-    first = ask(server.url, cache=cache)
+    first = ask_here(server.url, cache=cache)
     first.offer(texts(30), 0)
     collect(first, 30)
     first.close()
     server.plan = [status(500)] * 1000
-    second = ask(server.url, cache=cache, budget=2, rate=1)
+    second = ask_here(server.url, cache=cache, budget=2, rate=1)
     second.offer(texts(33), 0)
     got = collect(second, 30)
     assert right(got) and sorted(got) == sorted(texts(30))
     metrics = second.metrics()
     assert (metrics["cached"], metrics["answered"], metrics["queued"], metrics["unsure"]) == (30, 0, 3, 10)
-    other = ask(server.url, {"goal": "bad ones"}, cache=cache)
+    other = ask_here(server.url, {"goal": "bad ones"}, cache=cache)
     other.offer(texts(3), 0)
     until(lambda: other.metrics()["failed"])
     assert other.metrics()["cached"] == 0, "another goal, another question"
 
 
-def test_a_broken_cache_does_not_stop_the_labels(server, ask, tmp_path, capfd):
+def test_a_broken_cache_does_not_stop_the_labels(server, ask_here, tmp_path, capfd):
     (tmp_path / "labels.sqlite").write_bytes(b"broken " * 1000)
-    annotator = ask(server.url, cache=str(tmp_path / "labels.sqlite"))
+    annotator = ask_here(server.url, cache=str(tmp_path / "labels.sqlite"))
     annotator.offer(texts(3), 0)
     assert right(collect(annotator, 3))
     assert "it was moved to" in capfd.readouterr().err and (tmp_path / "labels.sqlite.bad").exists()
 
 
-def test_the_transcript_of_a_run_with_a_server_is_replayed_without(server, ask, tmp_path):
+def test_the_transcript_of_a_run_with_a_server_is_replayed_without(server, ask_here, tmp_path):
     file = str(tmp_path / "transcript.jsonl")
-    annotator = ask(server.url, transcript=file)
+    annotator = ask_here(server.url, transcript=file)
     heard, now = [], 0
     while len(heard) < 12:
         now += 1
@@ -187,7 +199,7 @@ def test_the_transcript_of_a_run_with_a_server_is_replayed_without(server, ask, 
     assert len(identities) == 1 and identities.pop().startswith("openai tiny")
 
 
-def test_nothing_that_a_server_says_stops_the_labels(server, ask, tmp_path):
+def test_nothing_that_a_server_says_stops_the_labels(server, ask_here, tmp_path):
     def absurd(tokens, content='{"reason": "\\ud800", "label": "helpful"}', **headers):
         said = {"choices": [{"message": {"content": content}}], "usage": {"total_tokens": tokens}}
         return lambda handler: handler.send(200, json.dumps(said), **headers)
@@ -195,16 +207,16 @@ def test_nothing_that_a_server_says_stops_the_labels(server, ask, tmp_path):
     twice = '{"reason": "", "label": "helpful"} {"reason": "", "label": "harmful"}'
     server.plan = [absurd(10**30), absurd(-5), absurd(float("inf")), absurd(1, twice)]
     server.plan += [status(429, "later", Retry_After="Mon, 22 Nov 9999999999999999999 17:00:00 GMT")]
-    annotator = ask(server.url, concurrency=1, cache=str(tmp_path / "labels.sqlite"))
+    annotator = ask_here(server.url, concurrency=1, cache=str(tmp_path / "labels.sqlite"))
     annotator.offer([f"good {i}" for i in range(9)], 0)
     assert set(collect(annotator, 9).values()) == {1.0}
     metrics = annotator.metrics()
     assert (metrics["failed"], metrics["tokens"], metrics["restarts"]) == (2, 1, 0)
 
 
-def test_a_cache_that_is_deleted_while_the_run_continues_loses_no_label(server, ask, tmp_path, capfd):
+def test_a_cache_that_is_deleted_while_the_run_continues_loses_no_label(server, ask_here, tmp_path, capfd):
     cache = tmp_path / "labels.sqlite"
-    annotator = ask(server.url, cache=str(cache))
+    annotator = ask_here(server.url, cache=str(cache))
     annotator.offer(texts(9), 0)
     collect(annotator, 9)
     cache.unlink()
@@ -212,7 +224,7 @@ def test_a_cache_that_is_deleted_while_the_run_continues_loses_no_label(server, 
     collect(annotator, 9)
     annotator.close()
     assert f"the file of answers {cache} was removed or replaced while it was in use" in capfd.readouterr().err
-    again = ask(server.url, cache=str(cache))
+    again = ask_here(server.url, cache=str(cache))
     again.offer(texts(9) + texts(9, 100), 0)
     assert right(collect(again, 18)) and again.metrics()["cached"] == 18
 
@@ -237,8 +249,8 @@ def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monk
     assert b"good 0" in written and key.encode() not in written
 
 
-def test_what_the_judge_refuses_is_raised_where_training_sees_it(ask):
-    annotator = ask("no address")
+def test_what_the_judge_refuses_is_raised_where_training_sees_it(ask_here):
+    annotator = ask_here("no address")
     with pytest.raises(ValueError, match=r"url='no address' is no web address"):
         annotator.offer(texts(1), 0)
         collect(annotator, 1)

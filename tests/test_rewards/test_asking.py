@@ -14,7 +14,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from labelling import ROOT, asking, collect, gone, right, serving, texts, until, worker_pid
+from labelling import ROOT, asking, asking_in_a_thread, collect, gone, right, serving, texts, until, worker_pid
 from model_server import hangs
 
 from rewards.llm.annotation.annotator import Annotator
@@ -23,7 +23,7 @@ from rewards.llm.annotation.worker import JudgeProcess
 from rewards.llm.client import Breaker
 from rewards.llm.judges import base as judge
 
-server, ask = pytest.fixture(serving), pytest.fixture(asking)
+server, ask, ask_here = pytest.fixture(serving), pytest.fixture(asking), pytest.fixture(asking_in_a_thread)
 
 
 def test_training_continues_while_the_process_of_the_judge_is_stopped(server, ask):
@@ -53,8 +53,8 @@ def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again
     )
 
 
-def test_the_judge_says_how_many_questions_its_server_takes_at_once(server, ask):
-    annotator = ask(server.url, {"concurrency": 1}, concurrency=8)
+def test_the_judge_says_how_many_questions_its_server_takes_at_once(server, ask_here):
+    annotator = ask_here(server.url, {"concurrency": 1}, concurrency=8)
     annotator.offer(texts(6), 0)
     assert right(collect(annotator, 6)) and server.most == 1
 

@@ -176,9 +176,10 @@ def test_being_killed_twice_makes_no_difference(whole, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo", marks=pytest.mark.nightly),
+        pytest.param([*PPO, "reward=task"], id="ppo"),
+        pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo-gru", marks=pytest.mark.nightly),
         pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo", marks=pytest.mark.nightly),
-        pytest.param([*DQN, "reward=rnd"], id="dqn"),
+        pytest.param([*DQN, "reward=rnd"], id="dqn", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "reward=task"], id="dyna", marks=pytest.mark.nightly),
         pytest.param([*WORLD, "reward=task"], id="world_model", marks=pytest.mark.nightly),
         pytest.param([*SQIRL, "reward=task"], id="sqirl", marks=pytest.mark.nightly),

@@ -36,6 +36,7 @@ def test_every_reward_is_tried():
     assert set(resume.AGENTS) <= set(agents.TABLE) and {agent for agent, _ in resume.pairs(True)} == set(resume.AGENTS)
 
 
+@pytest.mark.nightly
 def test_one_seed_is_one_run_in_every_process(tmp_path):
     found = resume._same_seed(tmp_path, True)
     assert (found.failed, found.trials) == (0, 2), found.words
@@ -55,6 +56,7 @@ def test_a_difference_is_seen_and_named():
     }
 
 
+@pytest.mark.nightly
 def test_state_that_is_lost_is_found(tmp_path, monkeypatch):
     from rewards.base import RunningMeanStd
 
