@@ -91,7 +91,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "silence": ("benchmarks.checks.silence:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
-    "features": ("benchmarks.features:run", "users"),
+    "features": ("benchmarks.features:run", "users3"),
     "public": ("benchmarks.checks.public:run", "models"),
     "rule": ("benchmarks.checks.rule:run", "effects"),
     "effects": ("benchmarks.effects:run", "effects"),

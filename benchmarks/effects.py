@@ -74,7 +74,12 @@ class Effect:
         """That of a figure, as in " [1, 2]", if it has one."""
         low = self.ends.get(f"{key}_low")
         high = self.ends.get(f"{key}_high")
-        return "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
+        return "" if low is None or high is None else f" [{figure_text(low)}, {figure_text(high)}]"
+
+
+def figure_text(value: float) -> str:
+    """Four digits; thousands without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

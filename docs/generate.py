@@ -22,7 +22,7 @@ from gymnasium.envs.registration import registry
 
 import agents
 import rewards
-from benchmarks.effects import VERDICTS, Effect, effects
+from benchmarks.effects import VERDICTS, Effect, effects, figure_text
 from benchmarks.results import read_rows
 from envs.family import families
 from lodestar.settings import settings_of
@@ -240,7 +240,7 @@ def effects_table(rows: list[Effect]) -> str:
     for effect in rows:
         figures = []
         for key, value in effect.figures.items():
-            figures.append(f'<span class="measured">`{key}` {value:.4g}{effect.interval(key)}</span>')
+            figures.append(f"`{key}` {figure_text(value)}{effect.interval(key)}")
         about = [f"System: {effect.system}."]
         if effect.cause:
             about.append(f"Why: {effect.cause.strip()}")
@@ -262,12 +262,15 @@ def features_page() -> str:
     rows = read_rows(RESULTS / "features.csv")
     found = json.loads((RESULTS / "features.json").read_text())
     count = Counter(row["state"] for row in rows)
-    last = f"{found['date']} with version {found['versions']['lodestar-rl']}"
+    version = found["versions"]["lodestar-rl"]
+    current = sum(row["version"] == version for row in rows)
+    commands = sum(bool(row["command"]) for row in rows)
     parts = [
         f"What users of such libraries expect, {len(rows)} features: {count['whole']} whole, "
         f"{count['partly']} in part, {count['not']} missing. The states are a judgement of ours. "
-        "`python -m benchmarks features` runs each command, in this order and in one folder; recorded on "
-        f"{last}. `$LODESTAR_CLONE` is a clone of the repository.",
+        "`python -m benchmarks features` runs each command, in this order and in one folder. Of "
+        f"{commands} commands {current} ran with version {version}, the last of them on {found['date']}. "
+        "`$LODESTAR_CLONE` is a clone of the repository.",
         "## What is not whole",
         "| | feature | state | why |\n|---|---|---|---|",
     ]
@@ -278,7 +281,8 @@ def features_page() -> str:
     )
     parts.append("## All of them")
     for row in rows:
-        parts.append(f"{row['number']}. {prose(row['feature']).strip()}: **{row['state']}**")
+        ran = f" (ran with {row['version']})" if row["version"] else ""
+        parts.append(f"{row['number']}. {prose(row['feature']).strip()}: **{row['state']}**{ran}")
         if row["command"]:
             parts.append(f"```bash\n{row['command']}\n```")
     return page("Features", parts)
