@@ -26,7 +26,7 @@ COMMAND = re.compile(r"(lodestar|python -m (runners\.)?)\s*\b")
 # Not run, and why: tests must not change what is installed, download, take hours, or wait for a person's answers.
 LEFT_OUT = re.compile(
     r"pip install|make \w+|weights=openai|python -m (tests|benchmarks)\b|^(vllm|ollama|llama-server) "
-    r"|judge=human|judge=local|lodestar fetch|path: preferences/|path: ann.jsonl"
+    r"|judge=human|judge=local|lodestar fetch|path: preferences/|comparisons=pairs|path: ann.jsonl"
 )
 SHORT = {
     "train": ["total_timesteps=64", "eval_episodes=1", "video=false", "control=none"],

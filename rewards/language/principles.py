@@ -26,6 +26,8 @@ from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
 
+import numpy as np
+
 from lodestar.files import read_text
 
 LINE = re.compile(r"(?:(?P<weight>[-+]?[\d.]+)\s*:\s*)?(?P<text>.+?)(?:\s+\|\s+(?P<pattern>.+))?")
@@ -56,16 +58,20 @@ def read_principles(source: str) -> list[Principle]:
     if path.suffix == ".json":
         principles = _read_openenv(source, "\n".join(lines))
     else:
-        stripped = map(str.strip, lines)
-        principles = [_parse_line(where, line) for line in stripped if line and not line.startswith("#")]
+        principles = []
+        for line in map(str.strip, lines):
+            if line and not line.startswith("#"):
+                principles.append(_parse_line(where, line))
     if not principles:
         given = where or f"{source!r} "
         raise ValueError(f'{given}holds no principle; write one a line, such as "2: The player opened a door."')
-    texts = [principle.text for principle in principles]
-    for text in texts:
-        if texts.count(text) > 1:
-            raise ValueError(f"{where}has the principle {text!r} twice; leave one of them")
-    if all(principle.weight < 0 for principle in principles):
+    texts: set[str] = set()
+    for principle in principles:
+        # Answers are kept by the principle's text, so that two of them would be one question.
+        if principle.text in texts:
+            raise ValueError(f"{where}has the principle {principle.text!r} twice; leave one of them")
+        texts.add(principle.text)
+    if max(principle.weight for principle in principles) < 0:
         raise ValueError(f"{where}has negative weights alone, so nothing would ever be good; give one that is positive")
     return principles
 
@@ -85,12 +91,13 @@ def write_principles(path: str, principles: Sequence[Principle]) -> str:
         )
     rubrics = []
     for principle in principles:
+        # The template is filled in by `str.format`, to which single braces are places.
         text = principle.text.replace("{", "{{").replace("}", "}}")
         judge = {"prompt_template": text + TEMPLATE_END, "score_pattern": SCORE_PATTERN}
         rubrics.append({**judge, "default_score": 0.0, "normalize": True})
-    total = math.fsum(weights)
-    shares = [weight / total for weight in weights]
-    return json.dumps({"weights": shares, "rubrics": rubrics}, indent=1) + "\n"
+    # WeightedSum refuses weights whose sum is not 1; shares of it give the same scores as ours.
+    shares = np.array(weights) / math.fsum(weights)
+    return json.dumps({"weights": shares.tolist(), "rubrics": rubrics}, indent=1) + "\n"
 
 
 def _parse_line(where: str, line: str) -> Principle:

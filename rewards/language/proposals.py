@@ -48,7 +48,9 @@ class PrincipleRecord(NamedTuple):
     def chance(self) -> float:
         """The probability that a coin is right at least as often."""
         decided = self.right + self.wrong
-        ways = sum(math.comb(decided, k) for k in range(self.right, decided + 1))
+        ways = 0
+        for k in range(self.right, decided + 1):
+            ways += math.comb(decided, k)
         return ways / 2**decided
 
     @property
@@ -106,9 +108,10 @@ def measure(
         right = 0
         wrong = 0
         for comparison in comparisons:
-            better, worse = (sum(map(holds.__contains__, piece.split(CAPTION_BREAK))) for piece in comparison)
-            right += better > worse
-            wrong += better < worse
+            # A tie predicts neither piece.
+            lead = _count(holds, comparison.better) - _count(holds, comparison.worse)
+            right += lead > 0
+            wrong += lead < 0
         findings.append(PrincipleRecord(principle, right, wrong))
     return findings
 
@@ -118,6 +121,11 @@ def keep(findings: Sequence[PrincipleRecord], level: float) -> list[Principle]:
     kept = [finding for finding in findings if finding.chance <= level]
     kept.sort(key=lambda finding: -finding.weight)
     return [Principle(finding.text, finding.weight) for finding in kept]
+
+
+def _count(holds: set[str], piece: str) -> int:
+    """Of how many captions of a piece a principle holds."""
+    return sum(caption in holds for caption in piece.split(CAPTION_BREAK))
 
 
 def _ask(judge: TextJudge, principle: str, captions: Sequence[str], store: AnswerStore) -> set[str]:

@@ -83,10 +83,10 @@ class Rubric(Captioned):
             principles = read_principles(config.principles)
         except ValueError as error:
             raise ValueError(f"reward.rubric.principles: {error}") from None
-        self.principles = [principle.text for principle in principles]
-        self.weights = np.array([principle.weight for principle in principles])
-        patterns = {principle.text: principle.pattern for principle in principles}
-        without = [text for text, pattern in patterns.items() if not pattern]
+        texts, weights, patterns = zip(*principles)
+        self.principles: tuple[str, ...] = texts
+        self.weights = np.array(weights)
+        without = [text for text, pattern in zip(texts, patterns) if not pattern]
         judge = config.judge
         if judge == "auto":
             judge = "openai" if without else "rules"
@@ -97,7 +97,7 @@ class Rubric(Captioned):
                     f"reward.rubric.judge=rules finds no pattern of {without[0]!r}; write one behind a bar, as in "
                     '"The player opened a door. | ^opened", or choose judge=openai'
                 )
-            options.setdefault("patterns", patterns)
+            options.setdefault("patterns", dict(zip(texts, patterns)))
         self.met = CaptionTable(MAX_CAPTIONS)
         self.labels = LabelTable()
         self.annotator = Annotator(judge, options, kind="principles", seed=self.seed, **config.times())
@@ -115,6 +115,7 @@ class Rubric(Captioned):
         for row, text in enumerate(texts):
             for column, principle in enumerate(self.principles):
                 value = self.labels.values.get(item_of(principle, text))
+                # A label of NaN is that of an unsure judge, and counts like no.
                 if value is not None:
                     answers[row, column] = np.nan_to_num(value)
         return answers
@@ -132,6 +133,7 @@ class Rubric(Captioned):
         values, _ = self.look_up(captions)
         rewarded = sum(counts[captions[row]] for row in np.flatnonzero(values))
         self.met.rewarded += rewarded
+        # What was met most is asked about first.
         items = []
         priority = []
         for caption in captions:
@@ -139,7 +141,8 @@ class Rubric(Captioned):
                 items.append(item)
                 priority.append(float(self.met.counts[caption]))
         self.annotator.offer(items, self.met.now, priority)
-        self._take_answers()
+        if self._take_answers():
+            self.forget()
         covered = sum(count for caption, count in counts.items() if not self._unanswered(caption))
         return {
             **self.annotator.metrics(),
@@ -161,15 +164,14 @@ class Rubric(Captioned):
         if items:
             self.annotator.offer(items, self.met.now)
             self.annotator.wait(items)
-            for item, value in self.annotator.take(self.met.now):
-                self.labels.add(item, value)
+            self._take_answers()
 
-    def _take_answers(self) -> None:
+    def _take_answers(self) -> bool:
+        """Keep the answers that came; whether there were any."""
         answers = self.annotator.take(self.met.now)
         for item, value in answers:
             self.labels.add(item, value)
-        if answers:
-            self.forget()
+        return bool(answers)
 
     def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:
         """The principles that hold of each caption, with their weights."""
