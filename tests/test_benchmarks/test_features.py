@@ -19,7 +19,7 @@ def test_rows_that_ran_under_this_version_are_not_run_again_and_failures_do_not_
         "features_whole": 1,
         "features_partial": 1,
         "features_missing": 1,
-        "features_failed": 1,
+        "features_not_run": 1,
     }
     assert [row["version"] for row in results.read_rows(table)] == [current, "", current, ""]
     assert features.run_rows([3]) == [3]
