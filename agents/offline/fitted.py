@@ -28,7 +28,7 @@ FITTED_NETWORKS = 2
 FITTED_UNITS = [64, 64]
 FITTED_BATCH = 256
 FITTED_RATE = 1e-3
-FITTED_TAU = 0.01
+FITTED_TAU = 0.05
 MAX_FITTED_GRAD_NORM = 10.0
 # Observations that a policy is asked about at once.
 ROWS_A_CALL = 10_000
