@@ -40,7 +40,7 @@ def test_a_scorer_that_cannot_relabel_is_refused_by_agents_with_a_replay():
         def initial_memory(self, n):
             return {}
 
-        total = embed = score = scaled = weights = update = initial_memory
+        total = embed = score = scale_rewards = weights = update = initial_memory
 
     venv = envs.make.make_vec("Pendulum-v1", 1, seed=0)
     with pytest.raises(ValueError, match=r"has no streams, or lacks members of envs.types.ReplayScorer"):

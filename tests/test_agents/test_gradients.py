@@ -53,7 +53,7 @@ class Opposed:
     streams = dict.fromkeys(("task", "against", "silent"), SimpleNamespace(gamma=0.9, episodic=True))
     initial_memory = staticmethod(lambda n: {})
     embed = staticmethod(lambda batch: batch)
-    scaled = staticmethod(lambda raw: raw)
+    scale_rewards = staticmethod(lambda raw: raw)
     update = staticmethod(lambda batch, raw, timesteps: {})
     total = staticmethod(lambda batch, memory, timesteps: (batch.reward, memory))
 

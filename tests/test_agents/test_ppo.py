@@ -144,7 +144,7 @@ def test_streams_have_values_of_their_own():
         initial_memory = staticmethod(lambda n: {})
         embed = staticmethod(lambda batch: batch)
         score = staticmethod(lambda batch, memory: ({"ends": batch.reward, "goes_on": batch.reward}, memory))
-        scaled = staticmethod(lambda raw: raw)
+        scale_rewards = staticmethod(lambda raw: raw)
         weights = staticmethod(lambda timesteps: {"ends": 1.0, "goes_on": 1.0})
         update = staticmethod(lambda batch, raw, timesteps: {})
         total = staticmethod(lambda batch, memory, timesteps: (batch.reward, memory))

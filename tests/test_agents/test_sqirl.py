@@ -178,7 +178,7 @@ def test_it_is_greedy_before_its_stage_and_random_from_there_on():
     model.begin_rollout()
     with torch.no_grad():
         model.nets[-1].weights()[-1][0, 0] = torch.tensor([9.0, -9.0])
-    model.policy.put(0, list(model.nets[-1].parameters()))
+    model.policy.set_weights(0, list(model.nets[-1].parameters()))
     model.stage, model.steps.step_index[200:] = 1, 1
     right = model._act()[:, 1]
     assert right[:200].sum() == 0 and 70 < right[200:].sum() < 130

@@ -117,7 +117,7 @@ def test_a_short_run_never_asks_for_a_compiler(monkeypatch):
 
 
 def test_where_it_cannot_be_compiled_torch_learns_and_it_says_so(monkeypatch):
-    fallback.say.cache_clear()
+    fallback.warn_once.cache_clear()
     image = RND(RND.Config(path="numba"), spaces.Box(0, 255, (1, 40, 40), np.uint8), ACTIONS["discrete"])
     with pytest.warns(RuntimeWarning, match=r"runs in torch, as reward\.rnd\.path=numba is for vectors, on the CPU"):
         assert image.compiled.kernel() is None

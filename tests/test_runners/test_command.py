@@ -147,11 +147,11 @@ def test_options_of_the_environment_keep_their_types(arguments, options, tmp_pat
         (
             "lodestar/DeepSea-v0 env.sise=20",
             "env.sise=20 is no option of lodestar/DeepSea-v0; it has env.size, env.stochastic, env.mapping_seed, "
-            "env.sticky, env.noisy_tv",
+            "env.physics, env.sticky, env.noisy_tv",
         ),
         (
             "CartPole-v1 env.seed=3",
-            "env.seed=3 is no option of CartPole-v1; it has env.sutton_barto_reward, env.sticky",
+            "env.seed=3 is no option of CartPole-v1; it has env.sutton_barto_reward, env.physics, env.sticky",
         ),
         ("CartPole-v1 env.render_mode=human", "env.render_mode=human is no option of CartPole-v1"),
         ("lodestar/DeepSea-v0 size=20", "size=20 is unknown; did you mean env.size?"),
@@ -350,7 +350,8 @@ def test_list_names_environments_by_family_and_goals(capsys):
     assert main(["lodestar/DeepSea-v0"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("lodestar/DeepSea-v0: A dive through size x size cells")
-    options = "\n  env.size=10\n  env.stochastic=false\n  env.mapping_seed=0\n  env.sticky=null\n  env.noisy_tv=null\n"
+    own = "\n  env.size=10\n  env.stochastic=false\n  env.mapping_seed=0"
+    options = f"{own}\n  env.physics=null\n  env.sticky=null\n  env.noisy_tv=null\n"
     assert "\n\noptions" + options in output
     assert main(["CartPole-v9"]) == 2
     assert "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?" in capsys.readouterr().err
