@@ -39,18 +39,22 @@ class Uncertainty(nn.Module):
     def predict(self, features: Tensor, action: Tensor) -> Tensor:
         """The next latent by every member: (..., F), (..., A) -> (K, ..., Z)."""
         both = torch.cat([features, action], -1)
-        predicted = self.heads(both.flatten(0, -2))
+        rows = both.flatten(0, -2)
+        predicted = self.heads(rows)
         return predicted.unflatten(1, both.shape[:-1])
 
     def loss(self, features: Tensor, action: Tensor, latent: Tensor) -> Tensor:
         """Squared error of the latents (..., Z) that followed, summed over members and entries: (...,)."""
-        error = self.predict(features.detach(), action) - latent.detach()
+        predicted = self.predict(features.detach(), action)
+        error = predicted - latent.detach()
         return error.square().sum((0, -1))
 
     @torch.no_grad()
     def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
         """u: (..., F), (..., A) -> (...,)."""
-        return self.predict(features, action).std(0, correction=0).mean(-1)
+        predicted = self.predict(features, action)
+        deviation = predicted.std(0, correction=0)
+        return deviation.mean(-1)
 
     @torch.no_grad()
     def penalize(self, reward: Tensor, features: Tensor, action: Tensor) -> Tensor:
@@ -59,7 +63,8 @@ class Uncertainty(nn.Module):
         rate = torch.where(self.square > 0, SQUARE_RATE, 1.0)
         self.square.lerp_(square, rate)
         uncertainty = self.disagreement(features, action)
-        return reward - self.config.alpha_imagined * self.square.sqrt() * uncertainty
+        weight = self.config.alpha_imagined * self.square.sqrt()
+        return reward - weight * uncertainty
 
     @torch.no_grad()
     def optimistic_rewards(self, reward: Tensor, features: Tensor, action: Tensor) -> Tensor:
@@ -67,4 +72,6 @@ class Uncertainty(nn.Module):
         scale = self.square.sqrt().clamp(min=1e-6)
         known = (self.square > 0).to(reward.dtype)
         uncertainty = self.disagreement(features, action)
-        return known * reward / scale + self.config.alpha_real * uncertainty
+        expected = known * reward / scale
+        sought = self.config.alpha_real * uncertainty
+        return expected + sought
