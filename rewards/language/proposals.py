@@ -118,9 +118,11 @@ def measure(
 
 def keep(findings: Sequence[PrincipleRecord], level: float) -> list[Principle]:
     """The principles that predict better than chance, the heaviest first."""
-    kept = [finding for finding in findings if finding.chance <= level]
-    kept.sort(key=lambda finding: -finding.weight)
-    return [Principle(finding.text, finding.weight) for finding in kept]
+    kept = []
+    for finding in findings:
+        if finding.chance <= level:
+            kept.append(Principle(finding.text, finding.weight))
+    return sorted(kept, key=lambda principle: -principle.weight)
 
 
 def _count(holds: set[str], piece: str) -> int:
@@ -138,7 +140,7 @@ def _ask(judge: TextJudge, principle: str, captions: Sequence[str], store: Answe
         answers = judge.label(new)
         if answers.failed.any():
             raise JudgeError(answers.failure)
-        labels = [Label(item, value) for item, value in zip(new, answers.value.tolist())]
-        store.put(judge.identity, labels)
-        values |= {item: label.value for item, label in zip(new, labels)}
+        new_values = answers.value.tolist()
+        store.put(judge.identity, list(map(Label, new, new_values)))
+        values.update(zip(new, new_values))
     return {caption for item, caption in items.items() if values[item] > 0.5}

@@ -15,6 +15,7 @@ an agent learned from rises in sound runs and in hacked ones alike.
 """
 
 import csv
+import itertools
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,12 +99,14 @@ def judge(folder: Path) -> Verdict:
     if not log.exists():
         raise UsageError(f"{folder} holds no metrics.csv; give the folder of a lodestar.Audit or of a run")
     rows = []
+    steps = []
+    returns = []
     for row in read_csv(log):
         if row.get(TASK_RETURN) and row.get(LEARNED_RETURN):
             rows.append(row)
-    steps = [int(row["step"]) for row in rows]
-    task = np.array([float(row[TASK_RETURN]) for row in rows])
-    learned = np.array([float(row[LEARNED_RETURN]) for row in rows])
+            steps.append(int(row["step"]))
+            returns.append((float(row[TASK_RETURN]), float(row[LEARNED_RETURN])))
+    task, learned = np.reshape(returns, (-1, 2)).T
     untrained, trained = _levels(folder, task)
     last_step = steps[-1] if steps else 0
     verdict = Verdict(folder, UNKNOWN, [], len(rows), last_step, untrained, trained)
@@ -121,7 +124,7 @@ def judge(folder: Path) -> Verdict:
     if task.std() > 0 and learned.std() > 0:
         verdict.correlation = float(np.corrcoef(task, learned)[0, 1])
     alarmed = diverging_rows(task, learned)
-    verdict.alarm_steps = [step for step, is_alarming in zip(steps, alarmed) if is_alarming]
+    verdict.alarm_steps = np.array(steps)[alarmed].tolist()
     _decide(verdict, task, learned, alarmed)
     return verdict
 
@@ -231,7 +234,7 @@ def _add_control(verdict: Verdict) -> None:
 
 
 def _summarize_streams(rows: list[dict[str, str]]) -> list[StreamSummary]:
-    tags = dict.fromkeys(tag for row in rows for tag in row)
+    tags = dict.fromkeys(itertools.chain(*rows))
     last = _count_final(len(rows))
     summaries = []
     for tag in tags:
@@ -251,7 +254,7 @@ def _mean_of(rows: list[dict[str, str]], tag: str) -> float:
 
 def _other_share(streams: list[StreamSummary]) -> float:
     """The share of all streams but the task, at the end; 0 where the task is no stream of the reward."""
-    shares = {stream.name: stream.last_share for stream in streams}
-    if "task" not in shares:
-        return 0.0
-    return 1.0 - shares["task"]
+    for stream in streams:
+        if stream.name == "task":
+            return 1.0 - stream.last_share
+    return 0.0

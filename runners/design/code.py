@@ -248,10 +248,10 @@ def next_brief(
 
 def table(rows: list[dict[str, str]], names: list[str]) -> str:
     """Components, their sum over an episode and the task's return at moments of a training, with their ranges."""
-    tags = {name: f"code/{name}" for name in names}
-    tags |= {"sum over an episode": LEARNED_RETURN, "task's return of an episode": TASK_RETURN}
+    tags = [f"code/{name}" for name in names]
+    tags += [LEARNED_RETURN, TASK_RETURN]
     lines = []
-    for name, tag in tags.items():
+    for name, tag in zip([*names, "sum over an episode", "task's return of an episode"], tags):
         values = [float(row[tag]) for row in rows if row.get(tag)]
         if values:
             moments = np.linspace(0, len(values) - 1, min(MAX_MOMENTS, len(values))).astype(int)

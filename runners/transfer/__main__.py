@@ -261,8 +261,13 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
     from runners.run.curve import STREAM_COLOURS
 
     sources = sorted(rows)
-    numbered = {label: f"{k}. {label}" for k, label in enumerate(results["orders"][OURS], 1)}
-    names = [numbered.get(config.labels[source], config.labels[source]) for source in sources]
+    names = []
+    order = results["orders"][OURS]
+    for source in sources:
+        label = config.labels[source]
+        # A source that was chosen says when.
+        place = f"{order.index(label) + 1}. " if label in order else ""
+        names.append(place + label)
     figure = Figure(figsize=(11, 1.5 + 0.35 * max(len(sources), 8)), layout="tight")
     left, right = figure.subplots(1, 2)
     image = left.imshow(_stack_returns(rows, sources).mean(axis=1), aspect="auto")
