@@ -169,8 +169,11 @@ def seeds_of(found: study.Study, folder: Path) -> int:
 
 def study_effect(folder: Path, found: study.Study, system: str) -> Effect:
     """The row of a study."""
-    evidence = study_evidence(folder, found)
     known = Effect(found.name, system, found.claim, "not run", post_hoc=found.post_hoc, cause=found.cause)
+    # Its figures are written when all runs have ended: the rows of an interrupted study decide nothing.
+    if not (folder / f"{found.name}.json").exists():
+        return known
+    evidence = study_evidence(folder, found)
     return judged_effect(known, found.verdict, evidence, seeds_of(found, folder))
 
 

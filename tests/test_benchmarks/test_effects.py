@@ -97,6 +97,11 @@ def test_a_study_with_fresh_seeds_takes_over_the_row_once_every_cell_has_five(tm
         ]
         (tmp_path / "gate_fresh.csv").unlink(missing_ok=True)
         results.append_rows(tmp_path / "gate_fresh.csv", rows)
+        # An interrupted study has rows and no file of figures yet: it decides nothing.
+        (tmp_path / "gate_fresh.json").unlink(missing_ok=True)
+        found = [row for row in effects.effects(tmp_path) if row.system.startswith("gated rewards")]
+        assert [row.verdict for row in found] == ["not run"]
+        (tmp_path / "gate_fresh.json").write_text(json.dumps({"figures": {}}))
         found = [row for row in effects.effects(tmp_path) if row.system.startswith("gated rewards")]
         assert [row.verdict for row in found] == [verdict]
     assert found[0].name == "gate_fresh"
