@@ -1,4 +1,4 @@
-"""Physics drawn anew at every episode: a policy that does well in all of it does not rely on one robot's masses.
+"""Physics drawn at random for every episode: a policy that does well in all of it does not rely on one robot's masses.
 
     make("HalfCheetah-v5", physics=0.3)
 
@@ -6,7 +6,7 @@ Source: dynamics randomisation, Peng et al. 2018 (arXiv 1710.06537, section V).
 
 Differences: the source also draws damping, gains, latency and noise, and some masses on a logarithmic scale. Here
 masses (with their inertia) and frictions are multiplied by factors that are uniform in [1 - physics, 1 + physics], one
-for each body and each geometry. The policy is not told.
+for each body and each geometry. The policy does not observe them.
 """
 
 import sys

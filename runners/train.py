@@ -123,7 +123,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
         print(f"begins {parts.taken}")
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
-        steps = needed_steps(preset.split(" + "), config.agent_name, list(config.reward))
+        steps = needed_steps(preset.split(" + "), config.env, config.agent_name, list(config.reward))
         if config.total_timesteps < steps:
             print(f"note: this run stops at {config.total_timesteps:,} steps, the task took {steps:,} to learn")
     print(f"run: {describe_run(config, parts)}, seed {config.seed}, {parts.device}")

@@ -3,8 +3,8 @@
     policy_layers(learner, encoding)     see `agents.networks.policy_layers`
     begin_with(learner, source)          ["actor", "critics"], or what of it fits
 
-Critics are taken where they have the same number, sizes, activation, normalisation and kind of value. Others begin
-anew, and can destroy a trained actor before they know its values: `agent.actor_from=STEPS` lets them learn first.
+Critics are taken where they have the same number, sizes, activation, normalisation and kind of value. Others start
+untrained, and can destroy a trained actor before they know its values: `agent.actor_from=STEPS` lets them learn first.
 """
 
 import torch

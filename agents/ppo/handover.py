@@ -1,7 +1,7 @@
 """PPO begins with the policy of another agent: the actor of IQL, a clone, or whatever has `policy_layers`.
 
-Its values begin anew: `agent.actor_from=STEPS` lets them learn first. The other's whitening of observations is folded
-into the first layer, or becomes PPO's own with `agent.normalize_obs=true`, as if so many observations had been seen.
+Its values start untrained: `agent.actor_from=STEPS` lets them learn first. The other's whitening of observations is
+folded into the first layer, or becomes PPO's own with `agent.normalize_obs=true`, as if it had seen as many.
 """
 
 from typing import TYPE_CHECKING

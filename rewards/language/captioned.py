@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,12 @@ class Captioned(Reward):
             unknown = np.isnan(values)
             values[unknown] = 0
         return values, ~unknown
+
+    def count_rewarded(self, counts: Mapping[str, int]) -> int:
+        """How many of the transitions that met these captions have one of a value."""
+        captions = list(counts)
+        values, _ = self.look_up(captions)
+        return sum(counts[captions[row]] for row in np.flatnonzero(values))
 
     def initial_memory(self, n: int) -> Memory:
         return self.visits.initial(n)

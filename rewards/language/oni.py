@@ -152,7 +152,7 @@ class ONI(Captioned):
         del counts[""]
         self.met.count_captions(counts, len(texts))
         # Counted before this update learns: later labels did not reward these steps when they were taken.
-        self.met.rewarded += self._count_rewarded(counts)
+        self.met.rewarded += self.count_rewarded(counts)
         metrics: dict[str, float] = {}
         if self.annotator is not None:
             items, priority = self._choose_questions(counts)
@@ -170,7 +170,7 @@ class ONI(Captioned):
             metrics["coverage"] = labelled / max(counts.total(), 1)
             metrics.update(self.labels.metrics())
         metrics["met"] = float(len(self.met.counts))
-        metrics["rewarded"] = self._count_rewarded(counts) / len(texts)
+        metrics["rewarded"] = self.count_rewarded(counts) / len(texts)
         return metrics
 
     def _ask_at_once(self, texts: Sequence[str]) -> None:
@@ -220,12 +220,6 @@ class ONI(Captioned):
         assert self.annotator is not None
         self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
         return ""
-
-    def _count_rewarded(self, counts: Mapping[str, int]) -> int:
-        """How many of the transitions that met these captions have one of a value."""
-        captions = list(counts)
-        values, _ = self.look_up(captions)
-        return sum(counts[captions[row]] for row in np.flatnonzero(values))
 
     def _choose_questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""

@@ -1,6 +1,6 @@
 """Principles from recorded comparisons: a judge proposes them, and those are kept that predict pairs held out.
 
-A comparison is a pair of short pieces of behaviour, each told by its captions, and which of them is better. A
+A comparison is a pair of short pieces of behaviour, each given as its captions, and which of them is better. A
 principle predicts the piece of which more captions fulfil it; a tie is no prediction. With w right predictions and l
 wrong ones on pairs that no proposal came from, it is kept if chance would be right as often with a probability of at
 most `level`,

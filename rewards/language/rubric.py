@@ -130,8 +130,7 @@ class Rubric(Captioned):
         captions = list(counts)
         self.met.count_captions(counts, len(texts))
         # Counted before new answers come: they did not reward these steps when they were taken.
-        values, _ = self.look_up(captions)
-        rewarded = sum(counts[captions[row]] for row in np.flatnonzero(values))
+        rewarded = self.count_rewarded(counts)
         self.met.rewarded += rewarded
         # What was met most is asked about first.
         items = []

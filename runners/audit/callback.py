@@ -110,7 +110,7 @@ class Audit(BaseCallback):
         return True
 
     def _measure_buffer(self) -> dict[str, float]:
-        """What the relabelling buffer pays for the transitions that its rewards have yet to learn from."""
+        """The relabelling buffer's rewards of the transitions that its rewards have yet to learn from."""
         model: Any = self.model
         buffer = model.replay_buffer
         return buffer.measure() or dict(buffer.metrics)

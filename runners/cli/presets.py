@@ -7,6 +7,7 @@ A preset is a YAML file in `preset/`, of command-line keys. Its first comment is
     on_top: true                                it changes whatever run it is named for, and the preset that applies
                                                 there by itself stays below it
     agents: {dyna: {agent.members: 2}}          settings for runs of one agent, and so `rewards:`
+    envs: {"MiniGrid-*": {n_envs: 16}}          and for environments that match a shell pattern
 """
 
 import fnmatch
@@ -21,13 +22,15 @@ from runners.run.config import UsageError, describe_unknown, read
 
 # Keys of the command line -> values.
 Values = dict[str, Any]
-# A preset's about, values, applies, on_top, agents and rewards, as `all_presets` describes them.
+# A preset's about, values, applies, on_top and SECTIONS, as `all_presets` describes them.
 Preset = dict[str, Any]
 PRESET_FOLDER = Path(__file__).parent / "preset"
+# Parts of a preset that hold settings by the name of what they are for.
+SECTIONS = ("agents", "rewards", "envs")
 
 
 def all_presets() -> dict[str, Preset]:
-    """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
+    """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards, envs."""
     return {path.stem: _read_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
@@ -46,7 +49,7 @@ def user_preset_settings(names: list[str]) -> Iterator[tuple[str, Values]]:
     for name in filter(_is_file, names):
         preset = find_preset(name)
         yield name, preset["values"]
-        for owner in ("agents", "rewards"):
+        for owner in SECTIONS:
             for part in preset[owner].values():
                 yield name, part or {}
 
@@ -71,9 +74,9 @@ def _parse_preset(path: Path, changed: int) -> Preset:
     first_comment = re.search("^#(.*)", text, re.MULTILINE)
     about = first_comment[1].strip() if first_comment else ""
     preset = {"about": about, "values": values}
-    for name in ("applies", "on_top", "agents", "rewards"):
+    for name in ("applies", "on_top", *SECTIONS):
         preset[name] = values.pop(name, None) or {}
-    for name in ("agents", "rewards"):
+    for name in SECTIONS:
         owners = preset[name]
         if not isinstance(owners, dict) or not all(isinstance(part or {}, dict) for part in owners.values()):
             raise UsageError(f"{name}: in the preset {path} holds no settings by the name of one; see those that ship")
@@ -128,7 +131,7 @@ def values(names: list[str], given: Values) -> Values:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
     merged: Values = {}
     for name in names:
-        preset_values = find_preset(name)["values"]
+        preset_values = _values_in(find_preset(name), str(given.get("env", "")))
         agent = preset_values.get("agent", "ppo")
         reward = preset_values.get("reward")
         for key, value in preset_values.items():
@@ -140,13 +143,22 @@ def values(names: list[str], given: Values) -> Values:
     return merged
 
 
-def needed_steps(names: list[str], agent: str, rewards: list[str]) -> int:
+def _values_in(preset: Preset, env: str) -> Values:
+    """What a preset sets in this environment for any agent and reward."""
+    merged: Values = dict(preset["values"])
+    for pattern, part in preset["envs"].items():
+        if fnmatch.fnmatchcase(env, pattern):
+            merged |= part or {}
+    return merged
+
+
+def needed_steps(names: list[str], env: str, agent: str, rewards: list[str]) -> int:
     """The environment steps that these presets take to learn the task; 0 where none says so."""
     steps = [0]
     for name in names:
         preset = find_preset(name)
         if not preset["on_top"]:
-            preset_values = preset["values"] | values_for([name], agent, rewards)
+            preset_values = _values_in(preset, env) | values_for([name], agent, rewards)
             steps.append(int(float(preset_values.get("total_timesteps", 0))))
     return max(steps)
 

@@ -1,4 +1,4 @@
-"""What a model is told of an environment with `describe=auto`: its numbers, its signals and its source.
+"""What a model reads about an environment with `describe=auto`: its numbers, its signals and its source.
 
 Source: Ma et al. 2023, "Eureka" (arXiv 2310.12931), section 3: the environment's code is the context of the question.
 Differences: the source is that of the simulator's class as it is installed, which may hold the task's own reward, where

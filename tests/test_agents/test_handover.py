@@ -158,11 +158,13 @@ def test_policies_of_another_form_are_refused():
 
 
 def test_ppos_values_learn_before_its_policy():
-    agent = PPO(world("Pendulum-v1"), PPOConfig(**SMALL, n_epochs=1, actor_from=32), seed=0)
+    agent = PPO(world("Pendulum-v1"), PPOConfig(**SMALL, n_epochs=1, actor_from=32, entropy_weight=0.1), seed=0)
     before = {name: tensor.clone() for name, tensor in agent.policy.state_dict().items()}
     agent.learn(32)
     after = agent.policy.state_dict()
-    assert torch.equal(after["pi_head.weight"], before["pi_head.weight"])
+    # The entropy bonus waits as well: it would widen the Gaussian.
+    for name in ("pi_head.weight", "log_std"):
+        assert torch.equal(after[name], before[name])
     assert not torch.equal(after["vf_head.weight"], before["vf_head.weight"])
     agent.learn(32, reset_num_timesteps=False)
     assert not torch.equal(agent.policy.state_dict()["pi_head.weight"], before["pi_head.weight"])

@@ -57,7 +57,7 @@ def test_every_preset_that_ships_composes():
     for name, preset in presets.all_presets().items():
         patterns = preset["applies"].get("env", "CartPole-v1")
         pattern = patterns[0] if isinstance(patterns, list) else patterns
-        env = pattern.replace("MiniGrid-*", "MiniGrid-DoorKey-6x6-v0").replace("*NetHack*", "NetHackScore-v0")
+        env = pattern.replace("MiniGrid-*", "MiniGrid-DoorKey-8x8-v0").replace("*NetHack*", "NetHackScore-v0")
         assert preset["about"], name
         compose([f"env={env}", f"preset={name}"])
 
@@ -79,12 +79,12 @@ def test_a_bonus_in_minigrid_weighs_what_its_task_can_bear():
 def test_the_large_doorkey_has_the_steps_that_its_task_needs_and_fewer_with_labels():
     for reward, steps in (("task", 1_000_000), ("oni", 300_000)):
         config, name = compose(["env=MiniGrid-DoorKey-8x8-v0", f"reward={reward}"])
-        assert (name, config.total_timesteps, config.n_envs) == ("doorkey", steps, 16)
+        assert (name, config.total_timesteps, config.n_envs) == ("minigrid", steps, 16)
 
 
 def test_the_steps_that_a_preset_needs_are_those_of_its_reward_and_not_of_one_on_top(stacked):
-    assert presets.needed_steps(["poles", "brief"], "a2c", ["task", "rnd"]) == 20_000
-    assert presets.needed_steps(["brief"], "ppo", ["task"]) == 0
+    assert presets.needed_steps(["poles", "brief"], "CartPole-v0", "a2c", ["task", "rnd"]) == 20_000
+    assert presets.needed_steps(["brief"], "CartPole-v0", "ppo", ["task"]) == 0
 
 
 META = ["fast", "debug", "paper"]

@@ -112,8 +112,8 @@ class PrincipleModel(TextModel):
         """At most so many principles from pairs of texts, the better one first; JudgeError without an answer."""
         lines = []
         for number, (better, worse) in enumerate(pairs, start=1):
-            told = [prompts.quote(piece.replace("\n", "; ")) for piece in (better, worse)]
-            lines.append(f"Pair {number}\nbetter: {told[0]}\nworse: {told[1]}")
+            quoted = [prompts.quote(piece.replace("\n", "; ")) for piece in (better, worse)]
+            lines.append(f"Pair {number}\nbetter: {quoted[0]}\nworse: {quoted[1]}")
         wording = prompts.sections("principles")["propose"]
         # The texts hold no braces: `quote` makes parentheses of them.
         question = wording.format(pairs="\n\n".join(lines), most=most)
