@@ -124,7 +124,7 @@ class Learner(ABC):
             self.learning_rate *= max(1 - timesteps / total_timesteps, 0.0)
         self.clip_range = scheduled_value("clip_range")
         self.entropy_weight = scheduled_value("entropy_weight")
-        if timesteps <= self.config.actor_from:
+        if self.config.actor_from and timesteps <= self.config.actor_from:
             # Advantages are zero so far, and more entropy would move the policy all the same.
             self.entropy_weight = 0.0
 
