@@ -18,6 +18,7 @@ less; where an episode's end depends on little, imagined rollouts miss it; image
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -317,6 +318,18 @@ class Dyna(BaseAgent):
         # It acts from the first step on, and is due to learn as soon as `learning_starts` rows are stored.
         self._fitted_at = -self.config.model_every
         return taken
+
+    def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
+        learner = self.learner
+        if not isinstance(learner, SoftActorCritic):
+            super().start_from(state, streams)
+            return
+        own_log_alpha = learner.log_alpha.clone()
+        super().start_from(state, streams)
+        saved_log_alpha = learner.log_alpha.clone()
+        # A fixed or a first entropy weight of this run's settings counts, not that of the run it begins with.
+        learner.log_alpha.copy_(own_log_alpha)
+        learner.begin_with_alpha(saved_log_alpha)
 
     def set_state(self, state: StateDict) -> None:
         super().set_state(state)

@@ -82,8 +82,8 @@ def _begin_actor(learner: SoftActorCritic, source: PolicyLayers) -> None:
         # The same deviation in all states.
         deviation.weight.zero_()
         deviation.bias.copy_(_raw_deviation(source.log_std))
-    if source.log_alpha is not None and learner.learned_alpha:
-        learner.log_alpha.copy_(source.log_alpha)
+    if source.log_alpha is not None:
+        learner.begin_with_alpha(source.log_alpha)
 
 
 def _raw_deviation(log_std: Tensor) -> Tensor:

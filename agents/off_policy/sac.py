@@ -430,6 +430,12 @@ class SoftActorCritic(Critics):
     def alpha(self) -> Tensor:
         return self.log_alpha[0].exp()
 
+    def begin_with_alpha(self, log_alpha: Tensor) -> None:
+        """Take over another agent's entropy weight, unless the settings give one."""
+        # From a weight of 0, whose logarithm is infinite, nothing can be learned.
+        if str(self.config.entropy) == "auto" and bool(log_alpha.isfinite()):
+            self.log_alpha.copy_(log_alpha)
+
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (B, A) and their log-densities (B,), differentiable in obs and policy."""
         outputs = self.actor(self.inputs(obs))[0]

@@ -23,7 +23,8 @@ def begin(*arguments):
     """The sentence about what was taken, and the agent."""
     config, _ = compose(list(arguments))
     parts = build(config)
-    return initialise(config, parts), parts.model
+    sentence = initialise(config, parts) if config.init_from else ""
+    return sentence, parts.model
 
 
 def modes(agent):
@@ -53,6 +54,22 @@ def test_sac_begins_with_a_run_of_iql_and_with_its_file(iql_run):
     sentence, again = begin(*SAC, "agent.critics=3", "init_from=sac.safetensors")
     assert sentence == "from sac.safetensors: agent"
     np.testing.assert_array_equal(modes(again), modes(agent))
+
+
+def test_a_new_run_keeps_the_entropy_weight_that_its_settings_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, entropy in (("auto", "auto_0.3"), ("zero", "0")):
+        _, agent = begin(*SAC, f"agent.entropy={entropy}")
+        agent.save(f"{name}.safetensors")
+    for entropy, source, alpha in (
+        ("0.05", "auto", 0.05),
+        ("auto_0.2", "auto", 0.2),
+        ("auto", "auto", 0.3),
+        # A weight of 0 could never be learned.
+        ("auto", "zero", 1.0),
+    ):
+        _, agent = begin(*SAC, f"agent.entropy={entropy}", f"init_from={source}.safetensors")
+        assert float(agent.learner.alpha) == pytest.approx(alpha)
 
 
 def test_what_does_not_fit_is_one_sentence(iql_run):
