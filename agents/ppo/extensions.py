@@ -38,6 +38,20 @@ class BlendSettings(Settings):
 
 
 @dataclass
+class ClipCovSettings(Settings):
+    """Of `agents.ppo.plugins.clip_cov.ClipCovUpdate`."""
+
+    clip_cov: float = setting(
+        0.0,
+        "share of a minibatch without policy gradient, drawn from rows whose covariance of log-probability and "
+        "advantage lies between clip_cov_low and clip_cov_high: entropy falls later; 0: none [0.0002; SPEAR 0.02]",
+        "[0, 1]",
+    )
+    clip_cov_low: float = setting(1.0, "the least such covariance, of advantages of unit deviation", ">= 0")
+    clip_cov_high: float = setting(5.0, "the greatest; SPEAR has 40", "> 0")
+
+
+@dataclass
 class DemonstrationSettings(Settings):
     """Of `agents.ppo.plugins.demonstrations.Demonstrations`."""
 
@@ -111,6 +125,7 @@ class ExtensionSettings(
     NetworkSettings,
     DemonstrationSettings,
     ImitationSettings,
+    ClipCovSettings,
     BlendSettings,
     BalanceSettings,
 ):
@@ -153,6 +168,16 @@ def refuse_conflicts(config: Any) -> None:
         "agent.reference={reference} is for networks without memory and weights that are given; take agent.gru=0 "
         "(here: {gru}), agent.blend=none (here: {blend}) and another agent.net than trees (here: {net})",
     )
+    config.refuse_if(
+        config.clip_cov and (is_trees or config.path in ("numba", "numpy")),
+        "agent.clip_cov={clip_cov} takes rows out of torch's gradient; give agent.path=auto or eager (here: {path}) "
+        "and another agent.net than trees (here: {net})",
+    )
+    config.refuse_if(
+        config.clip_cov_low >= config.clip_cov_high,
+        "agent.clip_cov_low={clip_cov_low} and agent.clip_cov_high={clip_cov_high} leave no covariance between them; "
+        "give a lower clip_cov_low",
+    )
     Schedule(config.demo_rate, "agent.demo_rate")
     config.refuse_if(
         config.demos and (config.gru or is_trees or config.overlap or config.streams == "sum"),
@@ -169,7 +194,7 @@ def refuse_conflicts(config: Any) -> None:
 class Extension(NamedTuple):
     """A class that takes the place of a seam's default, or is added to it."""
 
-    # Of `agents.ppo.seams`: estimator, combiner, extra, schedule or penalty.
+    # Of `agents.ppo.seams`: learner, estimator, combiner, extra, schedule or penalty.
     seam: str
     # Of its attribute in `PPO.extensions`, and of its part of a saved state.
     name: str
@@ -234,7 +259,13 @@ def has_demonstrations(config: Any, streams: Mapping[str, Any]) -> bool:
     return bool(config.demos)
 
 
+def clips_covariance(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether rows that narrow the policy get no gradient."""
+    return bool(config.clip_cov)
+
+
 EXTENSIONS = (
+    Extension("learner", "clip_cov", "agents.ppo.plugins.clip_cov:ClipCovUpdate", clips_covariance),
     Extension("penalty", "reference", "agents.ppo.plugins.reference:Reference", stays_near),
     Extension("schedule", "overlap", "agents.ppo.plugins.overlap:Overlap", overlaps),
     # It stands first, as the first estimator counts, and gives the other streams their credit.

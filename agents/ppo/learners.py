@@ -8,6 +8,7 @@ import torch
 from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import on_device
+from agents.ppo.extensions import extension_classes
 from agents.ppo.numpy_update import CompiledUpdate
 from agents.ppo.seams import Learner
 from agents.ppo.trees import TreePolicy, TreesUpdate
@@ -55,6 +56,8 @@ def make_learner(network: ActorCritic, flat: Flat, config: PPOConfig, envs: Any)
     """What acts and learns with this network, in these environments."""
     if isinstance(network, TreePolicy):
         return TreesUpdate(network, flat, config)
+    for _, kind in extension_classes("learner", config, {}):
+        return kind(network, flat, config)
     on_host = flat.value.device.type == "cpu" and not on_device(envs)
     if network.is_mlp and on_host and config.path != "eager":
         return CompiledUpdate(network, flat, config)

@@ -1,6 +1,6 @@
 """What of PPO can be exchanged, and the rows that go from one part to the next.
 
-    Learner      acts, and moves the weights                        autograd, compiled, boosted trees
+    Learner      acts, and moves the weights                        autograd, compiled, boosted trees, Clip-Cov
     Estimator    rewards -> advantages (T, N, K)                    discounted sums, the least reward
     Combiner     advantages of K streams -> those of one policy     by weights, by their gradients
     Extra        what else is learnt from a rollout                 self-imitation, learned weights

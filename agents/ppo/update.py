@@ -119,8 +119,7 @@ class TorchUpdate(Learner):
 
         log_ratio = log_prob - targets.log_prob
         ratio = torch.exp(log_ratio)
-        clipped_ratio = ratio.clamp(1 - self.clip_range, 1 + self.clip_range)
-        surrogate = torch.minimum(advantage * ratio, advantage * clipped_ratio)
+        surrogate = self.surrogate(advantage, ratio, log_prob)
         value_loss = (values - targets.returns).square().sum(-1).mean()
         entropy_bonus = self.entropy_weight * entropy.mean()
         loss = config.value_weight * value_loss - surrogate.mean() - entropy_bonus
@@ -137,6 +136,11 @@ class TorchUpdate(Learner):
             metrics["clip_fraction"] = float(is_clipped.float().mean())
         self._descend()
         return metrics
+
+    def surrogate(self, advantage: Tensor, ratio: Tensor, log_prob: Tensor) -> Tensor:
+        """What each row (B,) adds to the policy's objective, equation 7."""
+        clipped_ratio = ratio.clamp(1 - self.clip_range, 1 + self.clip_range)
+        return torch.minimum(advantage * ratio, advantage * clipped_ratio)
 
     def _descend(self) -> None:
         self.flat.step(self.learning_rate, self.config.max_grad_norm)
