@@ -9,6 +9,8 @@ episode leaves a state, so that each is tried about four times.
 
 Source: Jiang et al. 2025 (ExIt), arXiv 2509.04575: partial histories of a language model as new tasks, by the variance
 of their group's returns; here simulators' states and single episodes, a collection for each of N environments.
+`Branches` is for judges that compare two continuations (`reward.bradley_terry.pairs=branches`): each of its starts is
+used twice in a row.
 Controls, `by`: `uniform`, any state of the collection; `clusters`, evenly over clusters of what was observed in them,
 as S3RL does with a teacher's states (`envs.snapshots.s3rl`).
 When it fails: rewards so rare that all returns are 0, which makes it uniform; returns that differ by chance alone.
@@ -32,6 +34,7 @@ from envs.snapshots.snapshots import State, get_state, refuse_unsupported
 from envs.types import EnvReset, EnvStep, Options
 
 BY = ("variance", "uniform", "clusters")
+BRANCHES = "branches"
 # States in the collection, and the newest returns that are kept of each.
 MAX_POOL_STATES = 64
 MEMORY = 8
@@ -46,10 +49,12 @@ EVENLY = 0.1
 
 
 def add_starts(env: gym.Env, starts: str) -> gym.Env:
-    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL from FILE or FILE:clusters=1.
+    """The environment with other starts: a `StartCurriculum` by one of `BY`, `Branches`, or S3RL from FILE.
 
     A file may be followed by arguments of `SnapshotReset`: clusters, until (steps of one environment), truncate.
     """
+    if starts == BRANCHES:
+        return Branches(env)
     if starts in BY:
         return StartCurriculum(env, starts)
     path, *options = starts.split(":")
@@ -65,7 +70,7 @@ def add_starts(env: gym.Env, starts: str) -> gym.Env:
         return SnapshotReset(env, Snapshots.load(path), **arguments)
     except OSError as error:
         raise ValueError(
-            f"starts={path} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
+            f"starts={path} is no file ({error.strerror}); give {', '.join([*BY, BRANCHES])}, or a file of snapshots"
         ) from None
 
 
@@ -157,6 +162,25 @@ class StartCurriculum(SnapshotReset):
         return_after = self._total - self._found["before"]
         self._pool.append({"state": self._found["state"], "obs": self._found["obs"], "returns": [return_after]})
         self._found = None
+
+
+class Branches(StartCurriculum):
+    """Of the states that the agent came through, each that is chosen begins two episodes in a row."""
+
+    STATE = (*StartCurriculum.STATE, "_twin_start")
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env, "uniform")
+        # Where the next episode begins, as the one before did.
+        self._twin_start: State | None = None
+
+    def _choose_state(self) -> State | None:
+        state = self._twin_start
+        if state is not None:
+            self._twin_start = None
+            return state
+        self._twin_start = super()._choose_state()
+        return self._twin_start
 
 
 def chances(returns: Sequence[Sequence[float]]) -> np.ndarray:

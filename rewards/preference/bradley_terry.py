@@ -16,6 +16,8 @@ Differences:
     episodes (`rewards.preference.history`); a replay keeps its rewards (costs: `python -m benchmarks reward-cost`);
   - `goals` contrasts a step of the better segment with a later one of it, against later ones of the worse segments of
     the minibatch; the source samples tokens of answers;
+  - `pairs=branches` compares two continuations of one state, for judges that should not compare two situations; a pair
+    is asked about once, and states that look alike count as one;
   - `dynamic` moves a session's targets towards the members' mean after each pass; the next begins with the labels.
 When it fails: episodes that end early, whose length says what a segment cannot; a judge whose answers depend on more
 than a segment shows, or go in circles (`self_play`); behaviour so uniform that all pairs are equal.
@@ -63,6 +65,11 @@ class BradleyTerryConfig(SessionsConfig):
     weights: str = setting("", "as `reward.clip.weights`")
     draw: str = setting(
         "uniform", "of ten times as many those that members disagree about, or any", "uniform | disagreement"
+    )
+    pairs: str = setting(
+        "any",
+        "which segments are compared: any two, or branches, which begin two episodes in one state (starts=branches)",
+        "any | branches",
     )
     mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", "[0, 1)")
     members: int = setting(3, "networks, K [3]", ">= 1")
@@ -190,12 +197,20 @@ class BradleyTerry(Sessions):
 
     def draw_labelled_pairs(self, most: int) -> tuple[ComparedPairs | None, dict[str, float]]:
         """Draw pairs and ask the judge: those it is sure about, or None without any; and metrics."""
-        queries = min(self.config.queries, most)
-        first, second = map(self.segments.pick, self.draw(queries))
-        self.labelled.asked += queries
-        asked = self.ask(self.judge, first, second, most)
+        one, two = self.draw(min(self.config.queries, most))
+        if not len(one):
+            self.failure = (
+                f"none of {len(self.segments)} segments begins in the state that another begins in, which "
+                f"{self.config.prefix}pairs=branches compares; give starts=branches, or a smaller "
+                f"{self.config.prefix}length"
+            )
+            return None, {"failed": 1.0}
+        self.labelled.asked += len(one)
+        asked = self.ask(self.judge, self.segments.pick(one), self.segments.pick(two), most)
         if asked is None:
             return None, {"failed": 1.0}
+        if self.config.pairs == "branches":
+            self.segments.drop(np.concatenate([one, two]))
         first, second, label = asked
         # A person answers later, so that there may be no labels yet, which is no failure.
         if not len(label):
@@ -209,13 +224,26 @@ class BradleyTerry(Sessions):
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
         if not (self.config.draw == "disagreement" and self.labelled.fits > 0):
-            return super().draw(queries)
-        one, two = super().draw(10 * queries)
+            return self.draw_any(queries)
+        one, two = self.draw_any(10 * queries)
+        if not len(one):
+            return one, two
         rows, actions = self.read_pairs(self.segments.pick(one), self.segments.pick(two))
         with torch.no_grad():
             chance = torch.sigmoid(self._logits(self.inputs_of(rows, actions))).cpu().numpy()
         most_disputed = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
         return one[most_disputed], two[most_disputed]
+
+    def draw_any(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """As any session draws them; with `branches`, as many as there are, the earlier one first or second."""
+        if self.config.pairs == "any":
+            return super().draw(count)
+        one, two = self.segments.branches()
+        chosen = self.rng.permutation(len(one))[:count]
+        is_swapped = self.rng.random(len(chosen)) < 0.5
+        first = np.where(is_swapped, two[chosen], one[chosen])
+        second = np.where(is_swapped, one[chosen], two[chosen])
+        return first, second
 
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
         """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from envs.transitions import Transitions, concatenate, stack
+from envs.types import Obs
 
 # The fields that a segment always holds.
 SEGMENT_FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
@@ -100,6 +101,29 @@ class Segments:
         segments = [self.pool[row] for row in rows]
         return side_by_side(segments)
 
+    def drop(self, rows: np.ndarray) -> None:
+        """Leave segments out of the pool from now on."""
+        dropped = set(rows.tolist())
+        kept = [segment for row, segment in enumerate(self.pool) if row not in dropped]
+        self.pool.clear()
+        self.pool.extend(kept)
+
+    def branches(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places of pairs that begin two episodes with the same observation, to the last bit; no place in two pairs."""
+        waiting: dict[bytes, int] = {}
+        pairs = []
+        for row, segment in enumerate(self.pool):
+            if segment.step[0] > 0:
+                continue
+            start = _first_bytes(segment.obs)
+            other = waiting.pop(start, None)
+            if other is None:
+                waiting[start] = row
+            else:
+                pairs.append((other, row))
+        places = np.array(pairs, np.int64).reshape(-1, 2)
+        return places[:, 0], places[:, 1]
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"pool": None, "tail": None, "left": self.left}
         if self.pool:
@@ -160,6 +184,14 @@ class LastEpisodes(Segments):
         summary = self.summarise(episode)
         summaries = np.broadcast_to(summary, (self.length, len(summary)))
         return steps.replace(reward=reward, extras={**steps.extras, SUMMARY: summaries})
+
+
+def _first_bytes(obs: Obs) -> bytes:
+    """The first of observations (L, ...) as bytes."""
+    leaves = [obs]
+    if isinstance(obs, dict):
+        leaves = [obs[key] for key in sorted(obs)]
+    return b"".join(leaf[0].tobytes() for leaf in leaves)
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -68,7 +68,8 @@ class TrainConfig(Settings):
     starts: str = setting(
         "",
         "where episodes of training begin: variance (states that the agent came through, by how much returns from "
-        "there differ), uniform, clusters, or a file of a teacher's snapshots (S3RL); empty for the environment's own",
+        "there differ), uniform, clusters, branches (each such state twice, for judges who compare), or a file of a "
+        "teacher's snapshots (S3RL); empty for the environment's own",
     )
     backend: str = setting(
         "auto",

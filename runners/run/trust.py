@@ -123,9 +123,9 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}={text}, which is no name in a table"
     elif key == "starts":
         # This imports simulators.
-        from envs.snapshots.curriculum import BY
+        from envs.snapshots.curriculum import BRANCHES, BY
 
-        if value not in ("", *BY):
+        if value not in ("", *BY, BRANCHES):
             yield f"starts={value}, a file which would be read"
     elif key in RUN_FOLDER_KEYS:
         yield f"{key}={value}, where it would write"

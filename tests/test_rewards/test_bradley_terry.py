@@ -17,6 +17,7 @@ from rewards.base import JudgeUse
 from rewards.check import check_reward
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig, contrast
+from rewards.preference.segments import Segments
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"length": 2, "seed_steps": 4, "every": 8, "queries": 6, "epochs": 3, "hidden": 8, "features": 8}
@@ -413,3 +414,42 @@ def test_members_of_trees_find_the_threshold_that_labels_are_about_and_say_so():
 def test_trees_have_no_states_to_read():
     with pytest.raises(ValueError, match="net=trees has no states that of=history could read; take net=mlp"):
         made(net="trees", of="history")
+
+
+def test_branches_are_pairs_that_begin_in_the_same_state_and_are_asked_once():
+    # Six episodes of three steps, one after the other; they begin in the states 0, 1, 0, 2, 1, 0.
+    starts = np.array([0, 1, 0, 2, 1, 0])
+    batch = walk(steps=18, envs=1)
+    batch.step[:, 0] = np.tile(np.arange(3), 6)
+    batch.obs[::3, 0] = starts[:, None]
+    batch.truncated[2::3] = True
+    asked = []
+
+    def compare(first, second):
+        asked.append((first.obs[0, :, 0], second.obs[0, :, 0]))
+        return second.reward.sum(0) > first.reward.sum(0)
+
+    reward = made(pairs="branches", budget=50, queries=9, held_out=0.0)
+    reward.judge = Says(compare)
+    metrics = reward.update(batch)
+    # The third 0 has no partner.
+    assert metrics["labels"] == 2
+    [(first, second)] = asked
+    np.testing.assert_array_equal(first, second)
+    assert sorted(first) == [0, 1]
+    assert [segment.obs[0, 0] for segment in reward.segments.pool] == [2, 0]
+    assert reward.update(walk(steps=18, envs=1))["failed"] == 1
+    assert "give starts=branches, or a smaller reward.bradley_terry.length" in reward.failure
+
+
+def test_branches_of_dicts_are_compared_in_all_keys():
+    batch = walk(steps=4, envs=1)
+    batch.step[:, 0] = [0, 1, 0, 1]
+    batch.truncated[1::2] = True
+    segments = Segments(2, 10)
+    for second_key in (0.0, 1.0):
+        obs = {"a": np.zeros((4, 1, 2)), "b": np.array([0, 0, second_key, 0])[:, None]}
+        segments.add(batch.replace(obs=obs, next_obs=obs))
+        assert len(segments.branches()[0]) == int(second_key == 0)
+        segments.drop(np.arange(2))
+        assert not len(segments)
