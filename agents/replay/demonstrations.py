@@ -9,6 +9,7 @@ Rows get their reward from the scorer as it is now; what only whole episodes tel
 
 Sources: Ball et al. 2023, "Efficient Online RL with Offline Data" (RLPD), arXiv 2302.02948; Luo et al. 2024, "SERL",
 arXiv 2401.16013; Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, section 4.
+A world model draws sequences from both, of images too (`agents.world_model`): RLPD from pixels with `agent.preset=mrq`.
 Differences: models are fitted to all sources, and imagination begins in all; an episode that ran out of time goes on
 with the value of its last state; R counts goals alone, and of a soft value the entropy of later actions, by the policy
 as it is now: without it R would be no lower bound where that is negative; Q is regressed to R instead of adding a loss.
@@ -25,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.replay.replay import Replay, Rows
+from agents.replay.replay import Replay, Rows, Sequences
 from envs.datasets.dataset import recorded_transitions
 from envs.steps import Chunk
-from envs.transitions import Transitions
+from envs.transitions import Transitions, join
 from envs.types import MODALITY_FIELDS, Options, StreamScorer
 
 # Rows of best episodes that are held, the newest.
@@ -121,7 +122,8 @@ class MixedReplay(Replay):
     def _add_source(self, name: str, share: float, rows: int, options: Options) -> None:
         """A replay of one environment, of which each sample has a share."""
         seed = options.get("seed", 0) + len(self.sources) + 1
-        source = Replay(rows, 1, self.encoding, self.scorer, **{**options, "seed": seed})
+        # Priorities are of the ring's rows.
+        source = Replay(rows, 1, self.encoding, self.scorer, **{**options, "seed": seed, "sampling": "uniform"})
         # The scorer learns from the ring alone.
         source._update_rows = sys.maxsize
         self.sources[name] = source
@@ -168,14 +170,18 @@ class MixedReplay(Replay):
         `value` and `entropy`, of states (B, D), both (B,): what follows the last one, and what a soft value adds to the
         reward of a step for its action's entropy.
         """
+        self.rescore_episodes()
+        if "best" in self.sources and len(self.sources["best"]):
+            self._update_bounds(value, entropy)
+
+    def rescore_episodes(self) -> None:
+        """Scores of rewards with a memory, by the rewards as they are now, where these have learned since."""
         if self._stale:
             for source in self.sources.values():
                 if any(key.startswith("score/") for key in source.columns):
                     source._memory = self.scorer.initial_memory(1)
                     for times in source._blocks():
                         source._keep(source._rows_at(times), times, source.columns)
-        if "best" in self.sources and len(self.sources["best"]):
-            self._update_bounds(value, entropy)
         self._stale = False
 
     @torch.no_grad()
@@ -228,6 +234,17 @@ class MixedReplay(Replay):
         columns = map(torch.cat, zip(*parts))
         return Rows(*(column[order] for column in columns))
 
+    def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
+        """As the ring's, the sources' last; places in these are -1, -2, ..."""
+        counts = self._source_counts(batch_size)
+        parts = [super().sequences(batch_size - sum(counts.values()), length, imagine=imagine)]
+        for name, count in counts.items():
+            source = self.sources[name]
+            source.timesteps = self.timesteps
+            sequences = source.sequences(count, length, imagine=imagine)
+            parts.append(sequences._replace(index=-1 - sequences.index))
+        return Sequences(*(join(_beside, list(column)) for column in zip(*parts)))
+
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
         counts = self._source_counts(batch_size)
         parts = [super().starts(batch_size - sum(counts.values()))]
@@ -246,6 +263,11 @@ class MixedReplay(Replay):
         parts = [super().bounds(), *(source.bounds() for source in self.sources.values())]
         low, high = zip(*parts)
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
+
+
+def _beside(sequences: list[Any]) -> Any:
+    """Parts (L, B, ...) as one batch."""
+    return torch.cat(sequences, 1)
 
 
 def _fill(replay: Replay, batch: Transitions) -> None:

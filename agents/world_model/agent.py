@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dynamics.cells import State
 from agents.networks.actor_critic import SpaceEncoding
+from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Behaviour, ImagActorCritic, descend
@@ -29,7 +30,7 @@ from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
 from envs.transitions import Transitions, join
-from envs.types import Obs, ReplayScorer, StateDict
+from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.mappings import map_values, take_rows
 from lodestar.numerics.draws import draw_uniform
 from lodestar.numerics.flat import Flat
@@ -90,16 +91,7 @@ class WorldModel(BaseAgent):
         self.policy = self.learner
         self.steps = Steps(envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
-        self.replay = Replay(
-            config.buffer_size,
-            envs.num_envs,
-            self.encoding,
-            self._frozen or self.scorer,
-            gamma=config.gamma,
-            sampling=config.sampling,
-            device=self.device,
-            seed=self.seed,
-        )
+        self.replay = self._make_replay()
         self.state = self.learner.initial(envs.num_envs)
         # Updates that are due, a fraction of one included.
         self._pending = 0.0
@@ -110,6 +102,25 @@ class WorldModel(BaseAgent):
         # The steps of this rollout, with their encoded actions.
         self._recent: list[tuple[Transitions, Tensor]] = []
         self.keep_finite()
+
+    def _make_replay(self) -> Replay:
+        config = self.config
+        place = (config.buffer_size, self.envs.num_envs, self.encoding, self._frozen or self.scorer)
+        options: Options = {
+            "gamma": config.gamma,
+            "sampling": config.sampling,
+            "device": self.device,
+            "seed": self.seed,
+        }
+        if not config.demos:
+            return Replay(*place, **options)
+        demos = demonstrations(config.demos, self.observation_space, self.action_space, self.scorer)
+        if len(demos.step) <= self.learner.longest:
+            raise ValueError(
+                f"agent.demos={config.demos} holds {len(demos.step)} transitions, and a sequence of this model "
+                f"{self.learner.longest + 1}; record more, or give a smaller agent.batch_length"
+            )
+        return MixedReplay(*place, demos=demos, demo_share=config.demo_share, **options)
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -229,6 +240,8 @@ class WorldModel(BaseAgent):
 
     def update(self) -> dict[str, Any]:
         """After a rollout: is the reward head still right, and is every number finite?"""
+        if isinstance(self.replay, MixedReplay):
+            self.replay.rescore_episodes()
         if self._n_updates and self._is_filled:
             self.logger.record("train/head_gap", self._watch_head())
         if self.steps.on_nan.what == "zero":
@@ -387,7 +400,10 @@ class WorldLearner(nn.Module):
         sequences = replay.sequences(size, config.n_step + 1)
         self.means.add(behaviour.update(self.world, sequences))
         if config.sampling == "lap":
-            replay.sampler.set_priority(*behaviour.errors)
+            rows, errors = behaviour.errors
+            # Demonstrations, whose places are negative, are drawn evenly.
+            is_own = rows >= 0
+            replay.sampler.set_priority(rows[is_own], errors[is_own])
 
     def _fit(self, sequences: Sequences) -> Replayed:
         value_loss = None

@@ -81,6 +81,8 @@ class WorldModelConfig(Settings):
     plan_policy: int = setting(12, "more plans that follow the policy", ">= 0")
     plan_elites: int = setting(8, "the best plans, which the next iteration follows", ">= 1")
     plan_iterations: int = setting(3, "of the planner", ">= 1")
+    demos: str = setting("", "a recording, or the name of one that ships, to learn from beside what happens")
+    demo_share: float = setting(0.5, "of the sequences of a batch; 0 pours demos into the replay", "[0, 1)")
     buffer_size: int = setting(100_000, "transitions stored", ">= 1")
     learning_starts: int = setting(1_000, "transitions by random actions first", ">= 0")
     rollout: int = setting(100, "steps of each environment between two points where a run can be saved", ">= 1")
@@ -141,6 +143,10 @@ class WorldModelConfig(Settings):
         self.refuse_if(
             not has_memory and self.batch_length != 1,
             "agent.batch_length={batch_length} of sequences that are unrolled from their first step; give 1",
+        )
+        self.refuse_if(
+            self.demos and not self.relabel,
+            "agent.relabel=False keeps old rewards, which agent.demos={demos} has not; leave one out",
         )
         plans = self.plan_samples + self.plan_policy
         self.refuse_if(self.plan_elites > plans, f"agent.plan_elites={{plan_elites}} of {plans} plans; give fewer")

@@ -13,6 +13,7 @@ import envs.make
 from agents.base import TaskScorer
 from agents.world_model.agent import WorldModel, WorldModelConfig
 from agents.world_model.config import PRESETS
+from envs.recording import record, save
 
 TINY = {
     "latent": 16,
@@ -297,3 +298,54 @@ def test_spaces_it_cannot_take_are_refused():
         WorldModel.check(spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]))
     with pytest.raises(ValueError, match=r"plans continuous actions"):
         agent(preset="tdmpc2")
+
+
+@pytest.fixture
+def walks(tmp_path):
+    """A recording of images: a policy that always moves to the right, 4 episodes of 3 steps (the first column is 1)."""
+    batch = record(Camera(), lambda obs, begins: np.ones(len(begins), int), 12, seed=0)
+    path = str(tmp_path / "walks.safetensors")
+    save(path, batch, {"env": "Camera"})
+    return path
+
+
+@pytest.mark.parametrize("preset", ["mrq", "dreamer"])
+def test_demonstrations_of_images_keep_their_share_of_every_batch(preset, walks):
+    made = SyncVectorEnv([Camera] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    settings = {"unroll": 2, "n_step": 2} if preset == "mrq" else {"batch_length": 4}
+    model = agent(made, preset, demos=walks, demo_share=0.25, **settings)
+    seen = []
+    draw = model.replay.sequences
+
+    def sequences(*arguments, **options):
+        seen.append(draw(*arguments, **options))
+        return seen[-1]
+
+    model.replay.sequences = sequences
+    model.learn(60)
+    assert model._n_updates > 0 and len(model.replay) == 60
+    for batch in seen:
+        is_demo = batch.index[0] < 0
+        assert is_demo.sum() == round(0.25 * batch.action.shape[1])
+        # The recording holds the action "right" alone, and the reward of the right edge.
+        steps = batch.valid & is_demo
+        assert (batch.action[steps][:, 1] == 1).all()
+        for image, reward in zip(batch.pixels[""][steps], batch.reward[steps]):
+            assert float(reward) == float(image[0, 0].argmax() == 16)
+
+
+def test_priorities_are_of_the_ring_alone(walks):
+    made = SyncVectorEnv([Camera] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    model = agent(made, "mrq", demos=walks, unroll=2, n_step=2).learn(60)
+    assert (model.replay.sources["demos"].sampler.sampling, model.replay.sampler.sampling) == ("uniform", "lap")
+    copied = agent(made, "mrq", demos=walks, unroll=2, n_step=2)
+    copied.set_state(copy.deepcopy(model.get_state()))
+    torch.testing.assert_close(copied.replay.sources["demos"].table, model.replay.sources["demos"].table)
+
+
+def test_a_recording_shorter_than_a_sequence_is_refused(walks):
+    made = SyncVectorEnv([Camera] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"holds 12 transitions, and a sequence of this model 17; record more"):
+        agent(made, "dreamer", demos=walks, batch_length=16)
+    with pytest.raises(ValueError, match=r"agent.relabel=False keeps old rewards"):
+        config(demos=walks, relabel=False)
