@@ -145,7 +145,7 @@ def presets_page() -> tuple[str, str]:
         text = [prose(found["about"]).rstrip(".") + "."]
         text += [f"By itself for {where}."] if where else []
         text += [f"It sets {sets}."] if sets else []
-        for kind, key in (("agents", "agent"), ("rewards", "reward")):
+        for kind, key in (("envs", "env"), ("agents", "agent"), ("rewards", "reward")):
             for of, values in found[kind].items():
                 text.append(f"With `{key}={of}`: {assigned(values)}.")
         parts += [f"## {name}", " ".join(text)]

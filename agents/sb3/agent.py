@@ -50,6 +50,8 @@ _ATTRIBUTES = {
     ),
     "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs", "_mask"),
 }
+# gSDE's matrices, from features to noise: one, and one for each environment.
+_NOISE = ("exploration_mat", "exploration_matrices")
 _WINDOWS = ("ep_info_buffer", "ep_success_buffer")
 _BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
 
@@ -151,6 +153,9 @@ class QRDQNConfig(DQNConfig):
 class SACConfig(OffPolicyConfig):
     """Continuous actions, entropy tuned."""
 
+    unused = (*OffPolicyConfig.unused, "log_std_init")
+    use_sde: bool = setting(False, "explore with gSDE, noise of the state that lasts a round (Raffin et al. 2021)")
+    log_std_init: float = setting(-3.0, "log of gSDE's deviation at first", "[-10, 2]")
     ent_coef: Any = setting("auto", "weight of the entropy: auto tunes it, or a fixed number", "[0, 10]")
 
 
@@ -230,6 +235,8 @@ class SB3Agent:
         policy_options: dict[str, Any] = {}
         if config.net_arch:
             policy_options["net_arch"] = list(config.net_arch)
+        if isinstance(config, SACConfig) and config.use_sde:
+            policy_options["log_std_init"] = config.log_std_init
         algorithm = pkgutil.resolve_name(cls.algorithm)
         if config.normalize_obs:
             policy_options["features_extractor_class"] = extractor_for(venv.observation_space)
@@ -554,6 +561,9 @@ def get_state(model: Any) -> dict[str, Any]:
     lstm = _attribute(model, "_last_lstm_states")
     if lstm is not None:
         state["lstm"] = {"pi": list(lstm.pi), "vf": list(lstm.vf)}
+    if _attribute(model, "use_sde"):
+        noise = model.actor.action_dist
+        state["noise"] = {name: getattr(noise, name) for name in _NOISE}
     buffer = _attribute(model, "replay_buffer")
     if buffer is not None:
         state["replay"] = _buffer_state(buffer)
@@ -582,6 +592,9 @@ def set_state(model: Any, state: StateDict) -> None:
         for key, arrays in state["lstm"].items():
             tensors[key] = tuple(torch.as_tensor(x, device=model.device) for x in arrays)
         model._last_lstm_states = kind(**tensors)
+    if "noise" in state:
+        for name, value in state["noise"].items():
+            setattr(model.actor.action_dist, name, torch.as_tensor(value, device=model.device))
     if "replay" in state:
         load_buffer(model.replay_buffer, state["replay"])
 

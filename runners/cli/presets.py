@@ -4,6 +4,7 @@ A preset is a YAML file in `preset/`, of command-line keys. Its first comment is
 
     applies: {env: "MiniGrid-*", reward: rnd}   it applies by itself where these shell patterns match
     applies: {env: [Hopper-v5, Walker2d-v5]}    or where one of several does
+    applies: {env: Pendulum-v1, agent: sac}     or for an agent that is asked for by name
     on_top: true                                it changes whatever run it is named for, and the preset that applies
                                                 there by itself stays below it
     agents: {dyna: {agent.members: 2}}          settings for runs of one agent, and so `rewards:`
@@ -86,8 +87,9 @@ def _parse_preset(path: Path, changed: int) -> Preset:
 def choose_presets(given: Values) -> list[str]:
     """The presets of a run, later ones on top: the one it names, or the one made for its environment and reward.
 
-    A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
-    (a reward that was not given is `task`). It does not apply to another agent than the one it tunes.
+    A preset applies by itself when its `applies` entries match what was given: `env`, `reward` and `agent` as shell
+    patterns (a reward that was not given is `task`, an agent `ppo`). It does not apply to another agent than the one it
+    tunes.
     """
     name = str(given.get("preset", "auto"))
     if name == "none":
@@ -97,7 +99,7 @@ def choose_presets(given: Values) -> list[str]:
     reward = given.get("reward", "task")
     if isinstance(reward, list):
         reward = "+".join(reward)
-    run = {"env": str(given.get("env", "")), "reward": str(reward)}
+    run = {"env": str(given.get("env", "")), "reward": str(reward), "agent": str(given.get("agent", "ppo"))}
     matches = []
     for other, preset in all_presets().items():
         patterns = preset["applies"]

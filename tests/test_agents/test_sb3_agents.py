@@ -77,6 +77,18 @@ def test_every_agent_learns_and_its_whole_state_moves_to_a_fresh_one(name):
             torch.testing.assert_close(fresh.policy.state_dict()[key], value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["sac", "tqc", "crossq"])
+def test_gsde_begins_with_the_deviation_asked_for_and_draws_anew_each_round(name):
+    config = agents.get(name).Config(**OFF, use_sde=True, log_std_init=-1.0, train_freq=4)
+    model = agents.get(name).build(config, venv("Pendulum-v1"), seed=0, device="cpu")
+    assert (model.actor.log_std == -1).all()
+    drawn = []
+    for _ in range(2):
+        model.learn(4, reset_num_timesteps=False)
+        drawn.append(model.actor.action_dist.exploration_mat.clone())
+    assert model.actor.use_sde and (drawn[0] != drawn[1]).any()
+
+
 @pytest.mark.parametrize(
     ("name", "env_id", "words"),
     [

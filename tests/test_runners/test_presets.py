@@ -1,5 +1,7 @@
 """Presets: which one applies, what lies on top of it, and that those that ship are settings of something."""
 
+import fnmatch
+
 import pytest
 
 import agents
@@ -60,12 +62,30 @@ def test_every_preset_that_ships_composes():
         env = pattern.replace("MiniGrid-*", "MiniGrid-DoorKey-8x8-v0").replace("*NetHack*", "NetHackScore-v0")
         assert preset["about"], name
         compose([f"env={env}", f"preset={name}"])
+        # A section must not be a pattern that nothing it applies to matches.
+        for pattern in preset["envs"] if isinstance(patterns, list) else ():
+            assert fnmatch.filter(patterns, pattern), (name, pattern)
 
 
 @pytest.mark.parametrize(("env", "preset", "normalized"), [("Walker2d-v5", "mujoco", True), ("Ant-v5", "ant", False)])
 def test_a_preset_applies_to_each_environment_of_its_list(env, preset, normalized):
     config, name = compose([f"env={env}"])
     assert (name, config.agent.normalize_obs, config.total_timesteps) == (preset, normalized, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "preset", "steps"),
+    [
+        ("Pendulum-v1", "sac", "zoo_sac", 20_000),
+        ("Pendulum-v1", "ppo", "pendulum", 100_000),
+        ("LunarLander-v3", "dqn", "zoo_dqn", 100_000),
+        ("MountainCar-v0", "dqn", "zoo_dqn", 120_000),
+    ],
+)
+def test_an_agent_named_with_its_environment_has_a_preset_of_its_own(env, agent, preset, steps):
+    assert compose([f"env={env}"])[0].agent_name == "ppo"
+    config, name = compose([f"env={env}", f"agent={agent}"])
+    assert (name, config.agent_name, config.total_timesteps) == (preset, agent, steps)
 
 
 def test_a_bonus_in_minigrid_weighs_what_its_task_can_bear():

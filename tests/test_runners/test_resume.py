@@ -34,6 +34,8 @@ CLIP = ["env=lodestar/CartPoleUpright-v0", "reward=clip", "n_envs=2", "agent.n_s
 CLIP += ["total_timesteps=768", "checkpoint_every=128", *SMALL]
 DQN = ["env=CartPole-v1", "agent=dqn", "agent.learning_starts=200", "agent.buffer_size=1500"]
 DQN += ["agent.target_update_interval=300", "total_timesteps=2500", "checkpoint_every=333", *SMALL]
+GSDE = ["env=Pendulum-v1", "agent=sac", "agent.use_sde=true", "agent.train_freq=50", "agent.learning_starts=100"]
+GSDE += ["agent.net_arch=[16]", "total_timesteps=600", "checkpoint_every=130", *SMALL]
 DYNA = ["env=Pendulum-v1", "agent=dyna", "agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16"]
 DYNA += ["agent.members=2", "agent.model_steps=20", "agent.learning_starts=100", "agent.updates_per_step=1"]
 DYNA += ["agent.rollouts_per_step=4", "agent.rollout=50", "total_timesteps=500", "checkpoint_every=100", *SMALL]
@@ -141,6 +143,7 @@ def _assert_same_run(first, second):
         pytest.param(
             [*PPO, "reward=count", "backend=gym", "agent.gru=8"], 1000, id="ppo-gru", marks=pytest.mark.nightly
         ),
+        pytest.param(GSDE, 260, id="sac-gsde", marks=pytest.mark.nightly),
         pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers", marks=pytest.mark.nightly),
         pytest.param(
             [*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"],
