@@ -3,18 +3,19 @@
     novelty    mean distance from where an episode ended to the `nearest` other ends; the most novel of parents and
                mutated children live on, some children enter an archive
     serene     that, and in turns of `chunk` episodes emitters: around an individual that was rewarded, the best six of
-               parents and children live on, until nothing better comes
+               parents and children live on, until nothing better comes. Whatever is better than all that its emitter
+               had joins the rewarded ones, to which novelty is a distance, too
     cma_me     pyribs' emitter and archive (extra `qd`);    random: weights drawn again and again
 
 Beside the search stands a map, the best individual of each cell in which an episode has ended. The best of all acts.
 
 Sources: Lehman & Stanley 2011, "Abandoning Objectives"; Paolo et al. 2021, arXiv 2102.03140 (SERENE); Paolo et al.
-2020, arXiv 1909.05508 (TAXONS: descriptor=autoencoder; with serene it is STAX); Fontaine et al. 2020, arXiv 1912.02400.
-Differences from SERENE: an emitter needs no bootstrap, and mutates by a third of `sigma`. Its gain is that of its
-individuals' mean return over one generation, where the source compares its last three generations with its first three.
-The emitter of the highest gain plays next, where the source draws one from the Pareto front of gain and novelty. There
-is no archive of rewarded individuals: the map holds the best of each cell. Of all: the autoencoder's error does not
-select; the first environment plays the best again, whose return is the mean of its episodes.
+2020, arXiv 1909.05508 (TAXONS: descriptor=autoencoder, or frame for images; with serene it is STAX); Fontaine et al.
+2020, arXiv 1912.02400.
+Differences from SERENE: an emitter needs no bootstrap, so that its gain is infinite until it has played, and mutates by
+a third of `sigma`. Its gain is that of its individuals' mean return over one generation, where the source compares its
+last three generations with its first three. Of all: the autoencoder's error does not select; the first environment
+plays the best again, whose return is the mean of its episodes.
 Fails when: policies are large (hundreds of weights); where an episode ends says nothing; serene: returns stay below 0.
 """
 
@@ -31,8 +32,9 @@ from torch import Tensor
 from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.render import resize
 from envs.transitions import Transitions, map_obs
-from envs.types import Obs
+from envs.types import Obs, StateDict
 from lodestar.mappings import take_rows
 from lodestar.settings import Settings, setting
 
@@ -47,8 +49,10 @@ EMITTER_PATIENCE = 10
 # Children of a generation that enter the archive, and generations between two fits of the autoencoder.
 ARCHIVED_CHILDREN = 5
 REFIT_GENERATIONS = 30
+# Pixels to a side of the last frame, in grey, that descriptor=frame learns a code of.
+FRAME_SIDE = 16
 # Attributes of `QD` that are saved as they are.
-SEARCH_STATE = ("map", "people", "archive", "emitters", "playing", "children", "generation", "coder")
+SEARCH_STATE = ("map", "people", "archive", "rewarded", "emitters", "playing", "children", "generation", "coder")
 # Arrays by name: genome (M, G), seen (M, S), place (M, 2), fitness (M,).
 People = dict[str, np.ndarray]
 
@@ -61,8 +65,9 @@ class QDConfig(Settings):
     search: str = setting("serene", "how individuals are found", "serene | novelty | cma_me | random")
     descriptor: str = setting(
         "final_obs",
-        "what novelty compares: the last observation, its learned code, or with a reward on frames its CLIP embedding",
-        "final_obs | autoencoder | embedding",
+        "what novelty compares: the last observation, or its learned code; with a reward on frames the learned code of "
+        "the last frame, or its CLIP embedding",
+        "final_obs | autoencoder | frame | embedding",
     )
     code: int = setting(4, "numbers of the autoencoder's code [TAXONS 10]", ">= 1")
     axes: list[int] = setting([0, 1], "two entries of the last observation that the map shows", ">= 0")
@@ -115,6 +120,7 @@ class QD(BaseAgent):
         }
         self.people = People()
         self.archive = People()
+        self.rewarded = People()
         self.emitters: list[dict[str, Any]] = []
         # The emitter whose children are played, -1 for none.
         self.playing = -1
@@ -130,8 +136,9 @@ class QD(BaseAgent):
         axes = self.config.axes
         if len(axes) != 2 or max(axes) >= obs_size:
             raise ValueError(f"agent.axes={axes} are not two of the observation's {obs_size} entries, from 0 on")
-        if self.config.descriptor == "embedding" and "frame" not in self.scorer.requires:
-            raise ValueError("agent.descriptor=embedding needs a reward that reads frames; give reward=clip")
+        descriptor = self.config.descriptor
+        if descriptor in ("embedding", "frame") and "frame" not in self.scorer.requires:
+            raise ValueError(f"agent.descriptor={descriptor} needs a reward that reads frames; give reward=clip")
         if self.config.search == "cma_me" and find_spec("ribs") is None:
             raise ValueError("agent.search=cma_me needs pyribs; pip install 'lodestar-rl[qd]'")
 
@@ -200,6 +207,13 @@ class QD(BaseAgent):
         self.record(metrics)
         return {"batch": batch, "raw": raw}
 
+    def set_state(self, state: StateDict) -> None:
+        # Until 0.4.0 nothing was kept of how an emitter began.
+        state = {"rewarded": {}, **state}
+        for emitter in state["emitters"]:
+            emitter.setdefault("ancestor", emitter["seen"][:1])
+        super().set_state(state)
+
     def _read_individuals(self, batch: Transitions, raw: dict[str, np.ndarray]) -> People:
         """The children that were played, with their returns and where their episodes ended."""
         weights = self.scorer.weights(self.num_timesteps)
@@ -216,6 +230,8 @@ class QD(BaseAgent):
         if self.config.descriptor == "embedding":
             key = next(key for key in batch.extras if not key.startswith("obs_"))
             seen = batch.extras[key][last]
+        if self.config.descriptor == "frame":
+            seen = shrink_frames(self._played.frame[last])
         return {
             "genome": self.children,
             "seen": seen,
@@ -263,12 +279,10 @@ class QD(BaseAgent):
 
     def _novelty(self, new: People, entered: np.ndarray) -> np.ndarray:
         pool = join(self.people, new)
-        everyone = join(pool, self.archive)
-        codes = np.asarray(everyone["seen"], np.float64)
-        if self.config.descriptor == "autoencoder":
-            if (self.generation - 1) % REFIT_GENERATIONS == 0:
-                self.coder = fit_encoder(codes, self.config.code, self.seed)
-            codes = encode(codes, self.coder)
+        everyone = join(join(pool, self.archive), self.rewarded)
+        if self.config.descriptor in ("autoencoder", "frame") and (self.generation - 1) % REFIT_GENERATIONS == 0:
+            self.coder = fit_encoder(np.asarray(everyone["seen"], np.float64), self.config.code, self.seed)
+        codes = self._codes(everyone)
         novelties = novelty(codes[: len(pool["seen"])], codes, self.config.nearest)
         order = np.argsort(-novelties, kind="stable")
         self.people = select(pool, order[: self.config.population])
@@ -276,39 +290,62 @@ class QD(BaseAgent):
         self.archive = join(self.archive, select(new, archived))
         return self._mutate(self.people["genome"], self.config.sigma)
 
+    def _codes(self, people: People) -> np.ndarray:
+        """What novelty compares of individuals, float64 (M, S)."""
+        seen = np.asarray(people["seen"], np.float64)
+        return encode(seen, self.coder) if self.coder else seen
+
     def _serene(self, new: People, entered: np.ndarray) -> np.ndarray:
         if self.playing < 0:
             children = self._novelty(new, entered)
             # Whatever was rewarded where the map had nothing as good becomes an emitter.
             for index in entered[new["fitness"][entered] > 0]:
                 individual = select(new, [index])
-                self.emitters.append({**individual, "gain": math.inf, "waited": 0})
+                ancestor = individual["seen"]
+                self.emitters.append({**individual, "ancestor": ancestor, "gain": math.inf, "waited": 0})
+                self.rewarded = join(self.rewarded, individual)
             del self.emitters[:-MAX_EMITTERS]
         else:
             children = self._mutate(self.people["genome"], self.config.sigma)
-            self._advance_emitter(new)
+            self.playing = self._advance_emitter(new)
         exploits = self.generation * self.steps.n // self.config.chunk % 2 == 1
         if not exploits or not self.emitters:
             self.playing = -1
             return children
-        gains = [emitter["gain"] for emitter in self.emitters]
-        self.playing = int(np.argmax(gains))
+        if self.playing < 0:
+            self.playing = self._choose_emitter()
         parents = self.emitters[self.playing]["genome"]
         return self._mutate(parents, self.config.sigma / 3)
 
-    def _advance_emitter(self, new: People) -> None:
-        """Keep the best of the playing emitter's individuals and their children, unless it has not gained for long."""
+    def _choose_emitter(self) -> int:
+        """One of the front of gain and of the novelty of what an emitter began with, at random."""
+        everyone = join(join(self.people, self.archive), self.rewarded)
+        ancestors = {"seen": np.concatenate([emitter["ancestor"] for emitter in self.emitters])}
+        novelties = novelty(self._codes(ancestors), self._codes(everyone), self.config.nearest)
+        gains = [emitter["gain"] for emitter in self.emitters]
+        return int(self.rng.choice(pareto_front(np.stack([novelties, gains], 1))))
+
+    def _advance_emitter(self, new: People) -> int:
+        """Keep the best of the playing emitter's individuals and their children, unless it has not gained for long.
+
+        Returns its new place, -1 where it is given up.
+        """
         emitter = self.emitters.pop(self.playing)
         parents = {key: emitter[key] for key in new}
-        pool = join(parents, select(new, slice(self.replays, None)))
+        children = select(new, slice(self.replays, None))
+        is_record = children["fitness"] > parents["fitness"].max()
+        self.rewarded = join(self.rewarded, select(children, is_record))
+        pool = join(parents, children)
         order = np.argsort(-pool["fitness"], kind="stable")
         best = select(pool, order[:EMITTER_SIZE])
         gain = float(best["fitness"].mean() - emitter["fitness"].mean())
         waited = emitter["waited"] + 1
         if gain > 0:
             waited = 0
-        if waited <= EMITTER_PATIENCE:
-            self.emitters.append({**best, "gain": gain, "waited": waited})
+        if waited > EMITTER_PATIENCE:
+            return -1
+        self.emitters.append({**best, "ancestor": emitter["ancestor"], "gain": gain, "waited": waited})
+        return len(self.emitters) - 1
 
     def _cma_me(self, new: People, entered: np.ndarray) -> np.ndarray:
         children = select(new, slice(self.replays, None))
@@ -354,6 +391,27 @@ def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarr
     squares = np.maximum(squares, 0)
     distances = np.sort(np.sqrt(squares))
     return distances[:, 1 : nearest + 1].mean(1)
+
+
+def pareto_front(values: np.ndarray) -> np.ndarray:
+    """The rows of (M, K) than which no other is better in one number and as good in all others.
+
+    Example:
+        >>> pareto_front(np.array([[1, 5], [2, 3], [2, 4], [0, 5]])).tolist()
+        [0, 2]
+    """
+    others = values[None]
+    own = values[:, None]
+    is_as_good = np.all(others >= own, axis=-1)
+    is_better = np.any(others > own, axis=-1)
+    is_dominated = np.any(is_as_good & is_better, axis=1)
+    return np.flatnonzero(~is_dominated)
+
+
+def shrink_frames(frames: np.ndarray) -> np.ndarray:
+    """Grey pixels in [0, 1], float32 (M, FRAME_SIDE^2), of uint8 (M, H, W, 3)."""
+    small = np.stack([resize(frame, FRAME_SIDE) for frame in frames])
+    return small.mean(-1, dtype=np.float32).reshape(len(frames), -1) / 255
 
 
 def fit_encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import envs.make
 import lodestar as ld
 import rewards
-from agents.qd import QD, QDConfig, encode, fit_encoder, novelty
+from agents.qd import QD, QDConfig, encode, fit_encoder, novelty, shrink_frames
 
 MAZE = "benchmarks.worlds:HardMaze-v0"
 SMALL = {"population": 20, "nearest": 5, "chunk": 40}
@@ -86,9 +86,61 @@ def test_novelty_reaches_more_of_a_maze_than_random_weights(changes):
 
 
 def test_emitters_climb_around_what_was_rewarded():
-    model = agent("Plane-v0", search="serene", chunk=20, cells=4, sigma=0.2).learn(20 * 12)
-    assert len(model.emitters) > 0 and model.map["fitness"].max() > 0.99
+    model = agent("Plane-v0", search="serene", chunk=60, cells=4, sigma=0.2).learn(20 * 12)
+    played = [emitter for emitter in model.emitters if np.isfinite(emitter["gain"])]
+    assert len(played) > 0
+    for emitter in played:
+        # What is seen at the end begins with the reward.
+        assert emitter["fitness"].mean() > emitter["ancestor"][0, 0] + 0.05
     assert all(len(emitter["genome"]) <= 6 for emitter in model.emitters)
+
+
+def people(fitness, seen):
+    """Individuals without weights, with what was seen at their ends."""
+    fitness = np.array(fitness, float)
+    return {"genome": np.zeros((len(fitness), 1)), "seen": np.float32(seen)[:, None], "fitness": fitness}
+
+
+def test_what_beats_its_emitter_joins_the_rewarded_individuals():
+    model = agent("Plane-v0", n=4)
+    model.emitters = [{**people([1, 3], [0, 0]), "ancestor": np.float32([[5]]), "gain": np.inf, "waited": 0}]
+    model.playing = 0
+    # The first one is the best of all, played again.
+    assert model._advance_emitter(people([9, 2, 4, 5], [1, 2, 3, 4])) == 0
+    assert model.rewarded["fitness"].tolist() == [4, 5]
+    [emitter] = model.emitters
+    assert emitter["fitness"].tolist() == [5, 4, 3, 2, 1]
+    assert (emitter["gain"], emitter["ancestor"].tolist()) == (1.0, [[5.0]])
+    emitter["waited"] = 10
+    assert model._advance_emitter(people([9, 0, 0, 0], [1, 2, 3, 4])) == -1
+
+
+def test_the_next_emitter_is_drawn_from_the_front_of_novelty_and_gain():
+    model = agent("Plane-v0", n=4, nearest=1)
+    model.people = people([0, 0, 0], [0, 1, 9])
+    # Their ancestors ended at 0, 1, 4, 9 of the rewarded ones: novelties 0, 0, 3, 0 beside the population's.
+    model.rewarded = people([1, 1, 1, 1], [0, 1, 4, 9])
+    gains = [2.0, 3.0, 1.0, 3.0]
+    model.emitters = [{"ancestor": model.rewarded["seen"][[i]], "gain": gain} for i, gain in enumerate(gains)]
+    assert {model._choose_emitter() for _ in range(50)} == {1, 2, 3}
+
+
+def test_frames_are_shrunk_to_grey_numbers():
+    frames = np.zeros((2, 32, 32, 3), np.uint8)
+    frames[1, :2, :2] = [255, 0, 0]
+    small = shrink_frames(frames)
+    assert small.shape == (2, 256)
+    assert small[1, 0] == pytest.approx(1 / 3)
+    assert np.count_nonzero(small) == 1
+
+
+def test_novelty_compares_a_code_of_the_last_frames():
+    made = envs.make.make_vec("CartPole-v1", 4, seed=0, frame_size=64)
+    goal = {"clip": {"goal": "pole standing upright on the cart"}}
+    mix = rewards.make(goal, made.single_observation_space, made.single_action_space, seed=0)
+    model = QD(made, QDConfig(**SMALL, descriptor="frame", search="novelty"), scorer=mix, seed=0).learn(60)
+    assert model.people["seen"].shape[1] == 256
+    assert model._codes(model.people).shape[1] == 4
 
 
 @pytest.mark.parametrize("changes", [{}, {"search": "novelty", "descriptor": "autoencoder"}], ids=str)
@@ -140,6 +192,7 @@ def test_pyribs_finds_more_than_random_weights():
         ({"axes": [0, 2]}, r"agent.axes=\[0, 2\] are not two of the observation's 2 entries, from 0 on"),
         ({"axes": [0]}, r"agent.axes=\[0\] are not two of"),
         ({"descriptor": "embedding"}, "agent.descriptor=embedding needs a reward that reads frames; give reward=clip"),
+        ({"descriptor": "frame"}, "agent.descriptor=frame needs a reward that reads frames; give reward=clip"),
         ({"sigma": 0}, "agent.sigma=0 is out of range"),
         pytest.param(
             *({"search": "cma_me"}, r"agent.search=cma_me needs pyribs; pip install 'lodestar-rl\[qd\]'"),
