@@ -6,7 +6,7 @@ the others.
 
 Sources: Brunton, Proctor & Kutz 2016, PNAS 113(15) (sequentially thresholded least squares); Fasel et al. 2022,
 "Ensemble-SINDy", Proc. R. Soc. A 478 (bagging of rows and of library terms); Zolman et al. 2024, "SINDy-RL", arXiv
-2403.09110 (discrete time, control-affine libraries, the median of 20 members).
+2403.09110 (discrete time, control-affine libraries, the median of 20 members; its sparse policy: `lodestar explain`).
 
 Differences from them:
     - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
@@ -21,6 +21,7 @@ that are not given as sine and cosine. It learns no termination.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -225,16 +226,10 @@ class Sindy(Stateful):
         units = [math.prod(scale[i] for i in term) for term in terms]
         lines = []
         for row, coefficients in enumerate(state["middle"].tolist()):
-            parts = []
+            raw = [c / unit for c, unit in zip(coefficients, units)]
+            text = polynomial_text(raw, terms, variables)
             if row < self.size:
-                parts.append(names[row])
-            for c, unit, term in zip(coefficients, units, terms):
-                if c:
-                    factors = [f"{c / unit:+.4g}", *(variables[i] for i in term)]
-                    parts.append(" ".join(factors))
-            text = " ".join(parts)
-            if row < self.size:
-                lines.append(f"{names[row]}' = {text}")
+                lines.append(f"{names[row]}' = {names[row]} {text}".rstrip())
             else:
                 lines.append(f"reward = {text or 0}")
         return lines
@@ -458,6 +453,21 @@ class Library:
         for left, right in self._last:
             columns.append(columns[-1][left] * variables[right])
         return torch.cat(columns)
+
+
+def polynomial_text(coefficients: Sequence[float], terms: Sequence[tuple[int, ...]], names: Sequence[str]) -> str:
+    """Monomials of named variables with coefficients other than 0.
+
+    Example:
+        >>> polynomial_text([1.0, 0.0, -0.25], [(), (0,), (0, 1)], ["x", "y"])
+        '+1 -0.25 x y'
+    """
+    parts = []
+    for coefficient, term in zip(coefficients, terms):
+        if coefficient:
+            factors = [f"{coefficient:+.4g}", *(names[i] for i in term)]
+            parts.append(" ".join(factors))
+    return " ".join(parts)
 
 
 def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:

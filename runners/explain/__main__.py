@@ -175,9 +175,9 @@ def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float]
 
 
 def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> dict[str, Any]:
-    """What it reads, most first, what its own trees ask about, and the tree that imitates it; empty for none."""
+    """What it reads, most first, what its own trees ask about, and what imitates it; empty for none."""
     from agents.networks.actor_critic import Inputs
-    from runners.explain import reading
+    from runners.explain import formula, reading
 
     obs = played.batch.obs
     model = view.model
@@ -204,15 +204,26 @@ def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> 
     if not view.blind:
         actions = view.choices(obs, played.memory)
     tree = None
+    polynomials = None
     if read.shape[1]:
         rows = actions.reshape(len(actions), -1)
         discrete = not isinstance(model.action_space, spaces.Box)
         read_names = _entry_names(names, read.shape[1])
         tree = reading.imitate(read, read_names, rows, played.episode, discrete, meanings(env))
+        if not discrete:
+            bounds = (model.action_space.low.ravel(), model.action_space.high.ravel())
+            held_out = reading.last_third(played.episode)
+            polynomials = formula.fit_polynomials(read, read_names, rows, held_out, *bounds)
     # An agent with a model of the world may have one that can be written down.
     world_model: Any = getattr(getattr(model, "imagination", None), "model", None)
     equations = list(world_model.equations(entries)) if hasattr(world_model, "equations") else []
-    return {"reads": reads, "splits": reading.splits(model, entries), "tree": tree, "equations": equations}
+    return {
+        "reads": reads,
+        "splits": reading.splits(model, entries),
+        "tree": tree,
+        "polynomials": polynomials,
+        "equations": equations,
+    }
 
 
 def _entry_names(names: Sequence[str], size: int) -> list[str]:

@@ -83,6 +83,9 @@ def lines(summary: Summary) -> list[str]:
     if summary["tree"]:
         text.append(fidelity(summary["tree"]))
         text += map("  {}".format, summary["tree"]["rules"])
+    if summary["polynomials"]:
+        text.append(f"polynomials: {summary['polynomials']['fidelity']:.1%} of that variance")
+        text += map("  {}".format, summary["polynomials"]["lines"])
     text += map("left out: {}".format, summary["left_out"])
     return text
 

@@ -145,7 +145,7 @@ def imitate(
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, export_text
 
-    held_out = episode >= max(2 * (episode[-1] + 1) // 3, 1)
+    held_out = last_third(episode)
     inputs = read[~held_out]
     options = {}
     if discrete:
@@ -175,6 +175,11 @@ def imitate(
         rules = export_text(tree, feature_names=names, **options).splitlines()
     summary = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
     return summary | {"rows": int(held_out.sum()), "rules": rules}
+
+
+def last_third(episode: np.ndarray) -> np.ndarray:
+    """Which states (M,) are of the last third of the episodes, at least one, to judge imitations by."""
+    return episode >= max(2 * (episode[-1] + 1) // 3, 1)
 
 
 def _action_words(action: np.ndarray, meanings: list[str]) -> str:

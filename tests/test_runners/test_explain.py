@@ -15,6 +15,7 @@ from envs.transitions import Transitions
 from runners.explain import measures, page
 from runners.explain.__main__ import main
 from runners.explain.episodes import OUTSIDE, PlayedRows
+from runners.explain.formula import fit_polynomials
 from runners.explain.policy import PolicyView, view
 from runners.explain.reading import hidden_parts, imitate, saliency
 
@@ -98,6 +99,24 @@ def test_a_tree_imitates_a_threshold_exactly_and_stands_beside_the_most_common_a
     assert numbers["fidelity"] == pytest.approx(1.0) and numbers["constant"] < 0.1
 
 
+def test_polynomials_of_a_policy_that_is_one_are_found_again():
+    rng = np.random.default_rng(0)
+    read = rng.uniform(-2, 2, (300, 2))
+    actions = np.stack([0.5 - 2 * read[:, 0] + 0.25 * read[:, 0] * read[:, 1], np.zeros(300)], -1)
+    held_out = np.arange(300) >= 200
+    found = fit_polynomials(read, ["angle", "speed"], actions, held_out, [-9, -9], [9, 9])
+    assert found["fidelity"] == pytest.approx(1.0, abs=1e-4)
+    first, second = found["lines"]
+    terms = first.removeprefix("action 0 = ").split(" ")
+    assert [word for word in terms if word[0] not in "+-"] == ["angle", "angle", "speed"]
+    numbers = [float(word) for word in terms if word[0] in "+-"]
+    assert numbers == pytest.approx([0.5, -2, 0.25], abs=2e-3)
+    assert second == "action 1 = 0"
+    # Predictions are cut at the bounds of the actions, as those of the policy are.
+    cut = fit_polynomials(read, ["angle", "speed"], actions.clip(-1, 1), held_out, [-1, -1], [1, 1])
+    assert 0.8 < cut["fidelity"] < 1
+
+
 def test_contributions_are_weighted_sums_and_shares():
     played = rows({"task": [1, 1, 1, 1, 1], "bonus": [0, 4, 0, -4, 2]}, {"task": 1.0, "bonus": 0.5}, [2, 3])
     found = measures.contributions(played)
@@ -160,6 +179,7 @@ def test_what_a_run_says_is_escaped_on_the_page(tmp_path):
     found = {"env": "<u>", "agent": "ppo", "reward": "task", "step": 1, "episodes": 2, "steps": 2, "cut": 0}
     found |= {"sampled": True, "task_return": 0.0, "streams": {"<s>": stream}, "moments": {"<s>": [shot]}}
     found |= {"reads": [{"part": "<a>", "moved": 0.5, "cell": [0, 1]}], "tree": None, "left_out": ["<em>"]}
+    found |= {"polynomials": {"fidelity": 0.5, "lines": ["<b>"]}}
     found |= {"equations": ["<b>"], "splits": {"count": 1, "of": ["<b>"], "parts": [{"part": "<i>", "shares": [1.0]}]}}
     html = page.write(tmp_path / "x.html", found, {(0, 1): np.zeros((8, 8, 3), np.uint8)}).read_text()
     assert not any(tag in html for tag in ("<b>", "<i>", "<script", "<u>", "<s>", "<a>", "<em>"))
