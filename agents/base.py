@@ -425,6 +425,11 @@ def require_vector(envs: Any) -> None:
         raise ValueError(f"envs={envs} is no vector; give gymnasium.make_vec(id, 8), or envs.make.make_vec(id, 8)")
 
 
+def steps_class(envs: Any) -> type["Steps"]:
+    """What steps these environments; those that run elsewhere bring a class of their own."""
+    return getattr(envs, "steps", Steps)
+
+
 def has_reset(envs: gym.vector.VectorEnv) -> bool:
     """Whether all environments were reset or restored, as stepping others would fail; False where they do not tell."""
     # Wrappers of vectors pass on no attributes.
@@ -506,7 +511,13 @@ class Steps(Stateful):
     step within the episode, and whether it begins one; `episodes` returns, lengths and successes of the last 100.
     """
 
-    saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}
+    saved: ClassVar[dict[str, str]] = {
+        "obs": "obs",
+        "cursor": "cursor",
+        **{key: f"episodes.{name}" for key, name in Episodes.saved.items()},
+    }
+    # Whether steps come in whole rollouts, which training has to use up.
+    in_rollouts = False
 
     def __init__(self, envs: gym.vector.VectorEnv, seed: int, scorer: StreamScorer | None = None) -> None:
         self.mode = reset_mode(envs)
@@ -541,6 +552,10 @@ class Steps(Stateful):
         self.cursor.begin(modalities_of(infos))
         self.episodes.running[:] = 0
         return True
+
+    def advance(self, agent: Any) -> Transitions:
+        """One step of all environments with the actions that the agent chooses."""
+        return self.step(agent.act(), agent.encoding)
 
     def step(self, actions: Tensor, encoding: "SpaceEncoding") -> Transitions:
         """One step with actions (N, A), as `encoding` encodes them; a `NotFinite` for NaN or infinity."""

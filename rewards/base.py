@@ -351,13 +351,20 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
     `ask(missing)` returns those of the mask `missing`: where an episode begins or there is no row before.
     """
     before = np.empty_like(at_next)
-    missing = np.ones(batch.shape, bool)
+    missing = rows_without_previous(batch)
     if len(batch.shape) == 2:
         before[1:] = at_next[:-1]
-        missing[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
     if missing.any():
         before[missing] = ask(missing)
     return before
+
+
+def rows_without_previous(batch: Transitions) -> np.ndarray:
+    """Rows, bool, where an episode begins or there is no row before: their `obs` is no row's `next_obs`."""
+    missing = np.ones(batch.shape, bool)
+    if len(batch.shape) == 2:
+        missing[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+    return missing
 
 
 class RunningMeanStd(Stateful):

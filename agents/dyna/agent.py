@@ -27,7 +27,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
-from agents.base import BaseAgent, Means, OnStep, Steps
+from agents.base import BaseAgent, Means, OnStep, steps_class
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.networks.actor_critic import SpaceEncoding
@@ -38,8 +38,9 @@ from agents.off_policy.reference import START, ReferenceActor
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
+from envs.transitions import map_obs
 from envs.types import Obs, Options, ReplayScorer, StateDict
-from lodestar.state import Weights, all_finite
+from lodestar.state import Weights, all_finite, get_state, set_state
 
 # Counters and metrics, path in the saved state -> attribute; they outlive a change of the reward.
 LOG_STATE = {
@@ -79,7 +80,7 @@ class Dyna(BaseAgent):
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         self._refuse_discrete_actions()
         self.replay_scorer = self.scorer if config.relabel else FrozenReward(self.scorer)
-        self.steps = Steps(self.envs, self.seed, self.scorer)
+        self.steps = steps_class(self.envs)(self.envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
         self.replay: Any = self._make_replay()
         self._make_learner()
@@ -173,9 +174,11 @@ class Dyna(BaseAgent):
             raise ValueError(f"agent=dyna predicts numbers, and {observation_space} has images; use agent=world_model")
 
     def collect(self, on_step: OnStep) -> bool:
-        end = min(self.num_timesteps + self.config.rollout, self._total_timesteps)
+        end = self.num_timesteps + self.config.rollout
+        if not self.steps.in_rollouts:
+            end = min(end, self._total_timesteps)
         while self.num_timesteps < end:
-            batch = self.steps.step(self._act(), self.encoding)
+            batch = self.steps.advance(self)
             # Weights of rewards follow schedules.
             if isinstance(self.replay_scorer, FrozenReward):
                 self.replay_scorer.timesteps = self.num_timesteps
@@ -189,7 +192,7 @@ class Dyna(BaseAgent):
                 return False
         return True
 
-    def _act(self) -> Tensor:
+    def act(self) -> Tensor:
         """Actions (N, A): random before the first fit, and where the policy gives NaN or infinity."""
         encoding = self.encoding
         shape = (self.steps.n, encoding.action_size)
@@ -204,6 +207,15 @@ class Dyna(BaseAgent):
             self.keep_or_restore(False)
             return random
         return actions
+
+    def acting_state(self) -> StateDict:
+        """What a copy of this agent needs to act as this one does now; tensors on the host."""
+        learner = get_state(self.learner, {name: name for name in self.learner.acting})
+        return {"learner": map_obs(lambda x: x.cpu(), learner), "fitted_at": self._fitted_at}
+
+    def load_acting_state(self, state: StateDict) -> None:
+        set_state(self.learner, {name: name for name in self.learner.acting}, state["learner"])
+        self._fitted_at = state["fitted_at"]
 
     def _choose_actions(self, obs: Tensor, deterministic: bool, step: np.ndarray | None = None) -> Tensor:
         """Actions (B, A) of the policy or of the planner; `step` (B,) while learning, where plans are continued."""

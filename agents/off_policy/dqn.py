@@ -19,6 +19,7 @@ class DeepQ(Critics):
     """Values of n one-hot actions for each state; `epsilon`, a 0-d tensor, is the share of random ones in `sample`."""
 
     saved = (*Critics.saved, "epsilon")
+    acting = ("critic", "mean", "scale", "epsilon")
 
     def __init__(
         self,

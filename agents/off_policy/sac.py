@@ -149,6 +149,8 @@ class Critics(Stateful):
         "vectors",
         "generator",
     )
+    # What of it chooses actions.
+    acting: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -383,6 +385,7 @@ class SoftActorCritic(Critics):
     """Policy, critics and the weight of the entropy, for actions in [-1, 1]; `ClosedFormUpdate` if `fused`."""
 
     saved = (*Critics.saved, "actor", "actor_flat", "log_alpha", "alpha_flat")
+    acting = ("actor", "mean", "scale")
 
     def __init__(
         self,

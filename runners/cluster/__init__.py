@@ -1,1 +1,1 @@
-"""One run of PPO on a Ray cluster: `cluster=auto workers=2 lag=1`."""
+"""One run of PPO, or of an agent with a replay, on a Ray cluster: `cluster=auto workers=2 lag=1`."""

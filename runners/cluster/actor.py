@@ -17,7 +17,7 @@ import torch
 
 from agents.base import TaskScorer
 from agents.ppo.agent import PPO
-from envs.transitions import map_obs
+from envs.transitions import OnNan, map_obs
 from envs.types import MASK, Obs
 from lodestar.mappings import take_rows
 from runners.cluster.server import frames_of
@@ -36,6 +36,8 @@ class Outline(TaskScorer):
     """What actors know of the learner's reward: its streams, and what they read; it scores nothing."""
 
     def __init__(self, mix: Any, embeds: bool) -> None:
+        # What becomes of a task's reward that is NaN.
+        self.on_nan = OnNan(mix.on_nan.what)
         # Whether servers look at frames, not the learner.
         self.embeds = embeds
         self.requires = mix.requires
@@ -76,7 +78,7 @@ class LostFirst:
 
 
 class Actor:
-    """The environments of some columns of a run's rollouts."""
+    """The environments of some columns of a run's rollouts, and PPO's policy."""
 
     def make(self, config: TrainConfig, columns: slice, outline: Outline, generation: int = 0) -> int:
         """Make environments and policy; returns the process's number."""
@@ -88,20 +90,24 @@ class Actor:
         own_config = copy.copy(config)
         own_config.seed += columns.start
         set_random_seed(own_config.seed)
+        self.envs: Any = make_envs(own_config, "scorer", count, cast(Any, outline))
+        self.embeds = outline.embeds
+        self._make_agent(config, columns, outline, generation)
+        return os.getpid()
+
+    def _make_agent(self, config: TrainConfig, columns: slice, outline: Outline, generation: int) -> None:
         # Options of the learner have no place in a process that only acts.
         options = dataclasses.replace(
             config.agent,
-            batch_size=count * config.agent.n_steps,
+            batch_size=self.envs.num_envs * config.agent.n_steps,
             balance="none",
             balance_only=[],
             blend="none",
             imitate=0.0,
         )
-        self.envs: Any = make_envs(own_config, "scorer", count, cast(Any, outline))
-        agent = PPO(cast(Any, self.envs), options, scorer=outline, seed=config.seed)
+        agent = PPO(self.envs, options, scorer=outline, seed=config.seed)
         self.policy = agent.policy
         self.collector = agent.collector
-        self.embeds = outline.embeds
         # NaN and infinity are refused by the learner, who knows all columns.
         self.collector._refuse = lambda: None  # type: ignore[method-assign]
         # The first actor draws what a local run draws.
@@ -110,7 +116,6 @@ class Actor:
         self._stepper = self.collector.stepper
         # Whether the last row becomes the first one before the next rollout.
         self._must_roll = False
-        return os.getpid()
 
     def begin(self, seed: int, lost: bool = False) -> tuple[Obs, State]:
         """Begin episodes, after `lost` ones if the next rollout is to say so; returns what comes with their start."""

@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.make import make as make_env
-from envs.transitions import join
+from envs.transitions import NotFinite, join
 from envs.types import MaskFault, Obs
 from envs.vector.watchdog import WorkerError
 from rewards.adapters.ending import endings
@@ -32,6 +32,7 @@ from rewards.adapters.guided import guides
 from runners.cluster.actor import Actor, Outline
 from runners.cluster.collector import FleetCollector
 from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
+from runners.cluster.replay import FleetSteps, ReplayActor
 from runners.cluster.server import frame_rewards
 from runners.cluster.servers import Asked, Servers
 from runners.run.checkpoint import versions
@@ -84,9 +85,10 @@ class Member:
 
 
 class Fleet(VectorEnv):
-    """Stands for the environments in the learner's process; a collector of its own steps them, rollouts at a time."""
+    """Stands for the environments in the learner's process; `collector` and `steps` step them, rollouts at a time."""
 
     collector = FleetCollector
+    steps = FleetSteps
     autoreset_mode = AutoresetMode.SAME_STEP
 
     def __init__(
@@ -95,7 +97,7 @@ class Fleet(VectorEnv):
         config: TrainConfig,
         n: int,
         mix: Any,
-        spaces: tuple[gym.Space, gym.Space],
+        single: gym.Env,
         servers: Servers | None = None,
     ) -> None:
         self._ray = ray
@@ -105,7 +107,9 @@ class Fleet(VectorEnv):
         self._config.reward = {}
         self.num_envs = n
         self.metadata = {"autoreset_mode": self.autoreset_mode}
-        self.single_observation_space, self.single_action_space = spaces
+        self.spec = single.spec
+        self.single_observation_space = single.observation_space
+        self.single_action_space = single.action_space
         self.observation_space = batch_space(self.single_observation_space, n)
         self.action_space = batch_space(self.single_action_space, n)
         self.has_reset = False
@@ -123,12 +127,13 @@ class Fleet(VectorEnv):
         self._measured_seconds: dict[str, float] = {}
         self.servers = servers
         self._outline = Outline(mix, bool(servers))
-        self._remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Actor)
+        actor_class = Actor if config.agent_name == "ppo" else ReplayActor
+        self._remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(actor_class)
         # Rollouts that every actor was asked for; updates of the policy, and by how many the last rollout is older.
         self._issued = 0
         self._version = 0
         self._gap = 0
-        # Weights, and whether actors evaluate, as `Actor.collect` takes them.
+        # Weights, and what else `collect` of the actors takes.
         self._arguments: tuple[Any, ...] = ()
         self._entropy = 0
         # A snapshot from which actors continue before the next rollout.
@@ -164,10 +169,13 @@ class Fleet(VectorEnv):
     def step(self, actions: Any) -> Any:
         raise RuntimeError("these environments step in actors, rollouts at a time; an agent's collector asks for them")
 
-    def request(self, weights: dict[str, np.ndarray], evaluate: bool) -> None:
-        """Ask every actor for rollouts by the policy of these weights, until `lag` + 1 are in flight."""
+    def request(self, weights: dict[str, Any], option: Any) -> None:
+        """Ask every actor for rollouts by the policy of these weights, until `lag` + 1 are in flight.
+
+        `option` is whether actors evaluate (PPO), or how many rows they collect (a replay).
+        """
         self._version += 1
-        self._arguments = (self._ray.put({"version": self._version, "policy": weights}), evaluate)
+        self._arguments = (self._ray.put({"version": self._version, "policy": weights}), option)
         while min(len(member.flight) for member in self.members) <= self.lag:
             for member in self.members:
                 member.flight.append(self._collect(member, self._issued))
@@ -252,9 +260,16 @@ class Fleet(VectorEnv):
             return self._ray.get(ref)
         except errors.RayTaskError as error:
             cause = error.cause
-            # A mask, a package or, before the first reset, a setting is the user's to mend, not a failure of an actor.
-            if isinstance(cause, MaskFault | ImportError) or (isinstance(cause, ValueError) and not self.has_reset):
+            # A mask, NaN, a package or, before the first reset, a setting is the user's to mend.
+            if isinstance(cause, MaskFault | NotFinite | ImportError):
                 raise cause from None
+            if isinstance(cause, ValueError) and not self.has_reset:
+                raise cause from None
+            if isinstance(cause, gym.error.Error) and not self.has_reset:
+                raise UsageError(
+                    f"actors cannot make env={self._config.env} ({first_line(cause)}); register it in a module, and "
+                    "give env=module:Id"
+                ) from None
             failure = WorkerError(f"{member.name} raised {type(cause).__name__}: {cause}")
             failure.add_note(f"The traceback in the actor:\n{error}")
             raise failure from None
@@ -325,7 +340,7 @@ class Fleet(VectorEnv):
         self._restoring = state
         self.has_reset = True
 
-    def settle(self, collector: FleetCollector) -> None:
+    def settle(self, collector: FleetCollector | FleetSteps) -> None:
         """After `restore`: bring the actors to where they were; what cannot be divided among them is lost."""
         rng_state = collector.rng.bit_generator.state
         self._entropy = rng_state["state"]["state"]
@@ -392,13 +407,13 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
 
     def make_fleet(config: TrainConfig, driver: str, n: int, mix: Any, crashes: Any = None) -> Fleet:
         refuse(ray, config, n, mix)
-        with closing(make_env(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as env:
-            spaces = (env.observation_space, env.action_space)
+        with closing(make_env(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as single:
+            spaces = (single.observation_space, single.action_space)
         servers = None
         if config.servers:
             has_gpus = config.device != "cpu" and ray.cluster_resources().get("GPU", 0)
             servers = Servers(ray, config, spaces, "cuda" if has_gpus else "cpu")
-        fleet = Fleet(ray, config, n, mix, spaces, servers)
+        fleet = Fleet(ray, config, n, mix, single, servers)
         fleets.append(fleet)
         return fleet
 
@@ -421,12 +436,7 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
             f"the reward {name} acts inside the environments, which are in other processes with cluster="
             f"{config.cluster}, and may not leave the learner; leave it or cluster= out"
         )
-    if config.lag and config.agent.gru:
-        raise UsageError(
-            f"agent.gru={config.agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0"
-        )
-    if config.agent.overlap:
-        raise UsageError("agent.overlap collects in this process what actors collect; give lag=1 in its place")
+    _refuse_agent(config)
     if workers > n:
         raise UsageError(f"workers={workers} actors cannot share n_envs={n} environments; give n_envs={workers}")
     resources = ray.cluster_resources()
@@ -441,6 +451,24 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
     sentence = misfit(ray, other_versions_sentence, versions())
     if sentence:
         raise UsageError(sentence)
+
+
+def _refuse_agent(config: TrainConfig) -> None:
+    """A UsageError for options of an agent that need acting and learning in one process."""
+    agent = config.agent
+    if config.agent_name == "dyna":
+        if agent.planner != "none":
+            raise UsageError(
+                f"agent.planner={agent.planner} acts by the model, which stays with the learner; give "
+                "agent.planner=none, or leave cluster= out"
+            )
+        return
+    if config.lag and agent.gru:
+        raise UsageError(
+            f"agent.gru={agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0"
+        )
+    if agent.overlap:
+        raise UsageError("agent.overlap collects in this process what actors collect; give lag=1 in its place")
 
 
 def _refuse_servers(config: TrainConfig, mix: Any, gpus: int) -> None:

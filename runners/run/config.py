@@ -85,8 +85,8 @@ class TrainConfig(Settings):
     workers: int = setting(1, "actors on the cluster that share the environments, a CPU each", "[1, 65536]")
     lag: int = setting(
         0,
-        "updates by which the policy that acts on the cluster may be older; 1 collects while the learner learns, "
-        "which is corrected for",
+        "rollouts by which the policy that acts on the cluster may be older; 1 collects while the learner learns, "
+        "which PPO corrects for",
         "[0, 1]",
     )
     servers: int = setting(
@@ -167,13 +167,22 @@ class TrainConfig(Settings):
         if not re.fullmatch(f"none|{ADDRESS}", self.cluster):
             raise UsageError(f"cluster={self.cluster} is no address of a cluster; give none, auto, local or host:port")
         if self.cluster != "none":
-            if self.agent_name != "ppo":
-                raise UsageError(f"cluster={self.cluster} is for agent=ppo, not {self.agent_name}; leave it out")
+            self._refuse_cluster_agent()
             return
         for name, default in (("workers", 1), ("lag", 0), ("servers", 0)):
             value = getattr(self, name)
             if value != default:
                 raise UsageError(f"{name}={value} is for actors on a cluster; give cluster=auto with it")
+
+    def _refuse_cluster_agent(self) -> None:
+        """A UsageError for an agent whose acting and learning cannot be in two processes."""
+        if self.agent_name in ("sac", "dqn"):
+            raise UsageError(
+                f"cluster={self.cluster} cannot divide the loop of agent={self.agent_name}, which is "
+                "Stable-Baselines3's; give agent=dyna agent.preset=sac, which is SAC, or DQN where actions are discrete"
+            )
+        if self.agent_name not in ("ppo", "dyna"):
+            raise UsageError(f"cluster={self.cluster} is for agent=ppo and dyna, not {self.agent_name}; leave it out")
 
     @property
     def env_label(self) -> str:

@@ -2,7 +2,13 @@
 
 import asyncio
 import pickle
+from contextlib import closing
 from types import SimpleNamespace
+
+from envs.make import make
+from runners.cluster.fleet import Fleet
+from runners.cluster.servers import Servers
+from runners.run.build import build
 
 
 class RayError(Exception):
@@ -80,3 +86,18 @@ class PretendRay:
 class Reply:
     def __init__(self, value=None, error=None):
         self.value, self.error = value, error
+
+
+def build_run(config, ray=None):
+    """Parts of a run, on pretended actors if it is to be on a cluster."""
+    if config.cluster == "none":
+        return build(config)
+    ray = ray or PretendRay()
+
+    def make_vector(config, driver, n, mix, crashes):
+        with closing(make(config.env)) as env:
+            spaces = env.observation_space, env.action_space
+        servers = Servers(ray, config, spaces, "cpu") if config.servers else None
+        return Fleet(ray, config, n, mix, env, servers)
+
+    return build(config, make_vector=make_vector)

@@ -1,20 +1,18 @@
 """One run on a cluster's actors: the same numbers, nothing half used, and a sentence for what cannot be."""
 
 import re
-from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from pretend_ray import PretendRay
+from pretend_ray import PretendRay, build_run
 from stable_baselines3.common.callbacks import BaseCallback
 
 from envs.vector.watchdog import WorkerError
 from runners.cli.compose import compose
 from runners.cluster import fleet
-from runners.cluster.fleet import Fleet, Flight
-from runners.cluster.servers import Servers
+from runners.cluster.fleet import Flight
 from runners.run import checkpoint
 from runners.run.build import build
 from runners.run.config import UsageError, from_dict, to_dict
@@ -29,20 +27,7 @@ ROLLOUT = 64
 
 def made(*more, ray=None):
     """Parts of a run, on pretended actors if there is a cluster."""
-    config = compose([*SMALL, *more])[0]
-    if config.cluster == "none":
-        return build(config)
-    ray = ray or PretendRay()
-
-    def vector(config, driver, n, mix, crashes):
-        from envs.make import make
-
-        with closing(make(config.env)) as env:
-            spaces = env.observation_space, env.action_space
-        servers = Servers(ray, config, spaces, "cpu") if config.servers else None
-        return Fleet(ray, config, n, mix, spaces, servers)
-
-    return build(config, make_vector=vector)
+    return build_run(compose([*SMALL, *more])[0], ray)
 
 
 class Rollouts(BaseCallback):
@@ -217,7 +202,7 @@ def test_every_transition_is_learnt_from_once_with_its_own_reward(lag):
     [
         ("workers=2", "workers=2 is for actors on a cluster; give cluster=auto with it"),
         ("cluster=nowhere", "cluster=nowhere is no address of a cluster; give none, auto, local or host:port"),
-        ("cluster=auto agent=dqn", "cluster=auto is for agent=ppo, not dqn; leave it out"),
+        ("cluster=auto agent=world_model", "cluster=auto is for agent=ppo and dyna, not world_model; leave it out"),
         ("cluster=auto lag=2", r"lag=2 is out of range"),
     ],
 )
