@@ -48,10 +48,11 @@ def fit_polynomials(
     variation = np.square(expected - expected.mean(0)).sum()
     # A monomial of scaled numbers is one of the numbers themselves, divided by their scales.
     units = [math.prod(scale[i].item() for i in term) for term in library.terms]
+    words = [f"({name})" if " " in name else name for name in names]
     lines = []
     for number, row in enumerate(coefficients.T.tolist()):
         raw = [c / unit for c, unit in zip(row, units)]
-        lines.append(f"action {number} = {polynomial_text(raw, library.terms, names) or 0}")
+        lines.append(f"action {number} = {polynomial_text(raw, library.terms, words) or 0}")
     return {"lines": lines, "fidelity": float(1 - error / max(variation, 1e-12))}
 
 

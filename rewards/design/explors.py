@@ -1,0 +1,126 @@
+"""ExploRS: a bonus that a network designs while the agent learns, for actions that turned out better for the task.
+
+    r(s, a) = size tanh(f(s, a)),    f ascends   pi(a|s) (G - V(s)) (r(s, a) - sum_b pi(b|s) r(s, b))
+    G    the task's return from s on, V(s) its mean there; pi the agent's policy, of which a clone is kept
+
+Source: Devidze, Kamalaruban, Singla 2022, "Exploration-Guided Reward Shaping for Reinforcement Learning under Sparse
+Rewards" (ExploRS, NeurIPS 2022), its self-supervised part for networks. `lodestar design method=explors` is the tabular
+method, on a model of all states.
+Differences: a reward does not see the agent, so pi is a classifier of the actions that were taken; f learns at every
+update from new steps, where the source takes the last ten episodes at every twentieth and begins after 5,000; where an
+episode goes on beyond a rollout, V stands for the rest. The other half, a count of visited states, is a reward of its
+own: `reward=[task,explors,count] reward.count.memory=lifetime`.
+Fails when: the task never rewards anything, for then f stays near 0; f is no potential, so a longer way through what
+helped once may earn more than the shortest.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from envs.transitions import Transitions
+from envs.types import Memory
+from lodestar.settings import setting
+from rewards.base import RunningMeanStd, valid_rows
+from rewards.exploration.learned import Learned, LearnedConfig
+
+
+@dataclass
+class ExploRSConfig(LearnedConfig):
+    """Settings of explors; the source's value in brackets where it differs."""
+
+    scale: str = "none"
+    gamma: float | None = None
+    episodic: bool | None = True
+    size: float = setting(0.1, "the most that a step earns", "> 0", tune=(0.01, 1.0, "log"))
+
+
+class ExploRS(Learned):
+    """r(s, a) = size tanh(f(s, a)), near 0 before the first update."""
+
+    Config = ExploRSConfig
+    requires = frozenset({"obs", "action", "reward", "next_obs"})
+
+    def build(self) -> None:
+        super().build()
+        if not isinstance(self.action_space, gym.spaces.Discrete):
+            raise ValueError(f"reward explors compares the actions of a Discrete space, not {self.action_space}")
+        hidden = self.config.hidden
+        actions = self.actions.size
+        self.f = self.net(hidden, hidden, actions)
+        self.clone = self.net(hidden, hidden, actions)
+        self.value = self.net(hidden, hidden, 1)
+        with torch.no_grad():
+            last: Any = self.f.dense[-1]
+            last.weight.mul_(0.01)
+        self.train_on(self.f, self.clone, self.value)
+        # V is of returns less their mean, over their deviation.
+        self.returns = RunningMeanStd()
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        x = self.inputs(batch.obs)
+        return self.in_pieces(self._bonus, x, self.actions(batch.action)).cpu().numpy()
+
+    def _bonus(self, x: Tensor, action: Tensor) -> Tensor:
+        """The bonus of whitened rows (N, size) and one-hot actions (N, A): (N,)."""
+        return (self.config.size * torch.tanh(self.f(x)) * action).sum(1)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        # A flat batch is that of one environment, in time order.
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[:, None])
+        rows = valid_rows(batch)
+        if not len(rows.step):
+            return {}
+        self.watch(rows)
+        tail = self.in_pieces(self._value, self.inputs(batch.flatten().next_obs))
+        task_returns = returns_to_go(batch, tail.cpu().numpy().reshape(batch.shape), self.discount)
+        reached = task_returns[np.asarray(batch.valid, bool)]
+        self.returns.update(reached)
+        standardised = (reached - self.returns.mean) / self._deviation()
+        target = torch.from_numpy(standardised.astype(np.float32)).to(self.device)
+        return self.fit((self.inputs(rows.obs), self.actions(rows.action), target))
+
+    def _value(self, x: Tensor) -> Tensor:
+        """What the task returns from rows (N, size) on: (N,)."""
+        return self.value(x).squeeze(1) * float(self._deviation()) + float(self.returns.mean)
+
+    def _deviation(self) -> np.ndarray:
+        return np.maximum(self.returns.std, 1e-6)
+
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+        x, action, target = columns
+        value = self.value(x).squeeze(1)
+        logits = self.clone(x)
+        policy = softmax(logits.detach(), 1)
+        advantage = target - value.detach()
+        bonus = self.config.size * torch.tanh(self.f(x))
+        above_mean = (bonus * action).sum(1) - (bonus * policy).sum(1)
+        probability = (policy * action).sum(1)
+        return {
+            "value_loss": (target - value).square().mean(),
+            "clone_loss": self.actions.loss(logits, action),
+            "design_loss": -(probability * advantage * above_mean).mean(),
+        }
+
+
+def returns_to_go(batch: Transitions, tail: np.ndarray, discount: float) -> np.ndarray:
+    """Discounted sums (T, N) of the task's rewards from each step on; `tail` (T, N) is what follows it elsewhere.
+
+    It stands for what comes after an episode that ran out of time, or that the rollout does not show.
+    """
+    valid = np.asarray(batch.valid, bool)
+    total = np.zeros(batch.shape)
+    for t in range(len(total) - 1, -1, -1):
+        following = tail[t].astype(np.float64)
+        if t + 1 < len(total):
+            goes_on = valid[t + 1] & ~batch.ended[t] & (batch.step[t + 1] == batch.step[t] + 1)
+            following = np.where(goes_on, total[t + 1], following)
+        following = np.where(batch.terminated[t], 0, following)
+        total[t] = np.where(valid[t], batch.reward[t] + discount * following, 0)
+    return total
