@@ -94,6 +94,9 @@ class NetworkSettings(Settings):
     tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", "[2, 1024]")
     tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", "(0, 10]")
     tree_value_rate: float = setting(0.02, "the same of the values", "(0, 1]")
+    tree_limit: int = setting(
+        0, "trees beyond which half as many are fitted to what they say at the rollout's rows; 0: any number", ">= 0"
+    )
 
 
 @dataclass
@@ -153,6 +156,7 @@ def refuse_conflicts(config: Any) -> None:
             is_trees and value and value != "none",
             f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
         )
+    config.refuse_if(config.tree_limit == 1, "agent.tree_limit=1 leaves no tree; give 2 or more, or 0 for any number")
     config.refuse_if(
         config.overlap and (is_trees or config.blend != "none"),
         "agent.overlap learns from a rollout that an earlier policy collected, which agent.net=trees (here: {net}) "

@@ -2,7 +2,8 @@
 
 Each minibatch takes the gradient of PPO's loss at the outputs F of its rows, times the number of rows,
 because the loss is their mean; a tree is fitted to it and subtracted, at one rate for the policy's
-outputs and another for the values. F of all rows of the rollout is kept, so that a tree is evaluated once.
+outputs and another for the values. F of all rows of the rollout is kept, so that a tree is evaluated once. With one
+epoch of one minibatch the step is A2C's, of normalised advantages.
 """
 
 import dataclasses
@@ -80,7 +81,12 @@ class TreesUpdate(TorchUpdate):
         return dataclasses.replace(batch, vector=np.arange(len(vector))[:, None])
 
     def end_update(self) -> None:
-        self.net.trunk.grow(self.grown)
+        trunk = self.net.trunk
+        trunk.grow(self.grown)
+        limit = self.config.tree_limit
+        if limit and len(trunk.leaf) > limit:
+            # The rollout's rows are the states that matter now, as in the source.
+            trunk.distil(self.vector, self.bins, limit // 2)
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
         self.minibatch_rows = self.tensor(batch.vector)[index, 0]

@@ -10,7 +10,8 @@ An oblivious tree asks the same question in all nodes of a level: that of the hi
 Sources: Fuhrer et al. 2024, "Gradient Boosting Reinforcement Learning", arXiv 2407.08250; oblivious trees as in
 Prokhorenkova et al. 2018, "CatBoost", arXiv 1706.09516.
 Differences: NumPy; thresholds are placed once a rollout; to choose a question, a gradient is divided by its root mean
-square; F begins at 0; ensembles are not distilled, so acting takes time in proportion to all trees so far.
+square; F begins at 0; `distil` fits a smaller ensemble to the outputs at some rows, as acting takes time in proportion
+to all trees so far.
 Fails when: the observation is an image, or what matters is a sum of many inputs, which trees approach by steps.
 """
 
@@ -24,6 +25,8 @@ from torch.nn.functional import embedding_bag
 
 # A threshold that nothing is above.
 LARGEST_FLOAT32 = np.finfo(np.float32).max
+# Share of what is missing that a tree of `distil` adds.
+DISTIL_RATE = 0.3
 # Rows times trees that are looked at in one go.
 MAX_CELLS_A_PART = 2**20
 GROWN = ("feature", "threshold", "leaf")
@@ -193,6 +196,22 @@ class Trees(nn.Module):
             feature = torch.from_numpy(tree.feature).to(device)
             gain = torch.from_numpy(tree.gain).to(device)
             self.importance.index_add_(0, feature, gain)
+
+    @torch.no_grad()
+    def distil(self, x: np.ndarray, bins: Bins, count: int) -> None:
+        """Put `count` trees in the place of all, boosted towards the outputs at rows (M, D), which lie in `bins`."""
+        missing = self(torch.from_numpy(x).to(self.leaf.device)).cpu().numpy()
+        trees = []
+        for _ in range(count):
+            tree = fit(bins, missing, self.feature.shape[1])
+            tree = tree._replace(leaf=np.float32(DISTIL_RATE) * tree.leaf)
+            missing = missing - tree.at(x)
+            trees.append(tree)
+        for name in GROWN:
+            none_left = getattr(self, name).detach()[:0]
+            self.set_grown(name, none_left)
+        self.importance.zero_()
+        self.grow(trees)
 
     def set_grown(self, name: str, value: Tensor) -> None:
         """Exchange one of `GROWN`, whose leaves are a parameter."""

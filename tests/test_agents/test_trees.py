@@ -89,6 +89,40 @@ def test_an_ensemble_is_the_sum_of_its_trees_in_rows_of_any_number(monkeypatch):
     np.testing.assert_allclose(trees.importance, gains, rtol=1e-5)
 
 
+def test_fewer_trees_say_nearly_the_same_at_the_rows_they_are_distilled_at():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    bins = Bins.of(x, 16)
+    trees = Trees(3, 2, 3)
+    goal = np.c_[x[:, 0] > 0, 10 * (x[:, 1] > 0.5)].astype(np.float32)
+    trees.grow([tree._replace(leaf=tree.leaf / 40) for tree in [fit(bins, goal, 3)] * 40])
+    before = trees(torch.from_numpy(x)).detach().numpy()
+    # Each tree takes three tenths of what is missing, and one tree can say it all: 0.7^20 is left.
+    trees.distil(x, bins, 20)
+    after = trees(torch.from_numpy(x)).detach().numpy()
+    assert len(trees.leaf) == len(trees.feature) == 20
+    np.testing.assert_allclose(after, before * (1 - 0.7**20), rtol=1e-3, atol=1e-3)
+    # The third input says nothing.
+    assert (trees.importance.sum(1) > 0).tolist() == [True, True, False]
+
+
+def test_one_epoch_of_one_minibatch_is_the_policy_gradient():
+    model = agent("lodestar/ProbeJoint-v0", ["task"], n=2, n_epochs=1, batch_size=64)
+    model.learn(64)
+    # Where the policy is still the one that acted, no ratio is clipped.
+    assert len(model.policy.trunk.leaf) == 1
+    assert (model.metrics["train/clip_fraction"], model.metrics["train/approx_kl"]) == (0, pytest.approx(0, abs=1e-6))
+
+
+def test_beyond_their_limit_trees_are_replaced_by_half_as_many():
+    model = agent(tree_limit=10).learn(64 * 2)
+    assert len(model.policy.trunk.leaf) == 8
+    obs = torch.from_numpy(model.collector.vector[:-1].reshape(-1, 4))
+    model.learn(64)
+    assert len(model.policy.trunk.leaf) == 5
+    assert model.policy(obs, {})[1].abs().sum() > 0
+
+
 def policy(action_space, streams=1, **changes):
     torch.manual_seed(0)
     net = TreePolicy(Inputs(spaces.Box(-9, 9, (1,))), Actions(action_space), streams, 2)
@@ -161,6 +195,7 @@ def test_a_file_brings_the_trees_back_and_a_new_stream_begins_at_0(tmp_path):
         ({"gru": 8}, "agent.gru=8 is for networks, and agent.net=trees has no use for it; leave one out"),
         ({"normalize_obs": True}, "agent.normalize_obs=True is for networks"),
         ({"blend": "aligned"}, "agent.blend=aligned is for networks"),
+        ({"tree_limit": 1}, "agent.tree_limit=1 leaves no tree; give 2 or more"),
         ({"tree_depth": 0}, r"agent.tree_depth=0 is out of range; give a number in \[1, 10\]"),
     ],
 )
