@@ -9,6 +9,7 @@ That one declaration serves parsing, checking at construction, `--help`, `runner
 """
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -246,6 +247,11 @@ def check_config(config: object, kind: type) -> None:
 
 def declarations(config: type) -> dict[str, Setting]:
     """Field -> its declaration, in order, with what its own leaves open taken from the classes above."""
+    return dict(_inherited_declarations(config))
+
+
+@functools.cache
+def _inherited_declarations(config: Any) -> dict[str, Setting]:
     declared = {field.name: Setting() for field in dataclasses.fields(config)}
     for cls in reversed(config.__mro__):
         fields = vars(cls).get("__dataclass_fields__", {})

@@ -191,6 +191,8 @@ def _split_by_prefix(values: Values, kinds: Kinds, texts: Collection[str]) -> di
 
 def _key_of_value(argument: str) -> str:
     """The key that a value alone was meant for: of an environment, a reward, an agent or a preset; "" if of none."""
+    if "=" in argument:
+        return ""
     if re.fullmatch(r"[\w/-]+-v\d+", argument):
         return "env"
     if argument in rewards.names():

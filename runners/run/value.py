@@ -3,6 +3,7 @@
 The grammar is all that is used of Hydra: names come from tables, there is no `_target_` and no interpolation.
 """
 
+import functools
 import json
 import re
 import types
@@ -74,10 +75,11 @@ def replace_arguments(arguments: Iterable[str], changes: Iterable[str]) -> list[
     return list(by_key.values())
 
 
+# A sweep gives most texts again and again, and Hydra takes a millisecond for each.
+@functools.lru_cache(maxsize=4096)
 def override(text: str) -> Any:
     """What Hydra makes of a text; None if it cannot read it."""
     try:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
     except ImportError:
         # `runners.doctor` runs where every package is missing.
@@ -85,9 +87,17 @@ def override(text: str) -> Any:
     if not text:
         return None
     try:
-        return OverridesParser.create().parse_override(f"key={text}")
+        return _parser().parse_override(f"key={text}")
     except HydraException:
         return None
+
+
+@functools.cache
+def _parser() -> Any:
+    """Hydra's parser, whose table of functions takes as long to make as a text to read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
 
 
 def read(text: str) -> Any:
