@@ -36,6 +36,7 @@ from agents.ppo.seams import (
     Combiner,
     Estimator,
     Extra,
+    GAEInputs,
     Penalty,
     RolloutSchedule,
     ScoredRollout,
@@ -278,7 +279,7 @@ class PPO(BaseAgent):
 
     def _estimate_advantages(self, scored: ScoredRollout) -> None:
         transitions = scored.transitions
-        scored.advantages = self.estimator(
+        inputs = GAEInputs(
             scored.rewards,
             scored.collector.values,
             scored.collector.last_values,
@@ -289,6 +290,7 @@ class PPO(BaseAgent):
             self.config.gae_lambda,
             self.episodic,
         )
+        scored.advantages = self.estimator(inputs)
 
     def _update_policy(self, scored: ScoredRollout) -> None:
         """Minibatches over the rollout; metrics of the last of them."""

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -216,21 +216,42 @@ class ScoredRollout:
     gradient_rows: Any = None
 
 
-# Rewards (T, N, K) and what else `advantages` takes, the default -> advantages (T, N, K).
-Estimator = Callable[..., Array]
+class GAEInputs(NamedTuple):
+    """What advantages are estimated from: rewards, values, the ends of episodes, and discounts of K streams."""
+
+    # (T, N, K).
+    rewards: np.ndarray
+    # (T + 1, N, K), row T after the rollout.
+    values: np.ndarray
+    # (T, N, K), of a truncated episode's true last observation.
+    last_values: np.ndarray
+    # Bool (T, N).
+    terminated: np.ndarray
+    truncated: np.ndarray
+    # Bool (T, N): which rows are transitions. One that is not but is truncated has lost an episode.
+    valid: np.ndarray
+    # (K,).
+    gamma: np.ndarray
+    gae_lambda: float
+    # Bool (K,): the streams that end with their episodes.
+    episodic: np.ndarray
+
+    def select_streams(self, columns: list[int]) -> Self:
+        """The same of some streams."""
+        return self._replace(
+            rewards=self.rewards[..., columns],
+            values=self.values[..., columns],
+            last_values=self.last_values[..., columns],
+            gamma=self.gamma[columns],
+            episodic=self.episodic[columns],
+        )
 
 
-def advantages(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    last_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-    gamma: np.ndarray,
-    gae_lambda: float,
-    episodic: np.ndarray,
-) -> np.ndarray:
+# Gives advantages (T, N, K); `advantages` is the default.
+Estimator = Callable[[GAEInputs], Array]
+
+
+def advantages(inputs: GAEInputs) -> np.ndarray:
     """Generalised advantage estimates (T, N, K) of every stream; returns are advantages + values[:-1].
 
         delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
@@ -238,15 +259,16 @@ def advantages(
     An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
     observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
 
-    `rewards` (T, N, K); `values` (T + 1, N, K), row T after the rollout; `last_values` (T, N, K), of a truncated
-    episode's true last observation. A row that is not `valid`, bool (T, N), has advantage 0 and is passed over; if it
-    is truncated, an episode was lost there: the row before is bootstrapped with its next observation. `gamma`,
-    `episodic` (K,).
+    A row that is not `valid` has advantage 0 and is passed over; if it is truncated, an episode was lost there: the row
+    before is bootstrapped with its next observation.
     """
-    length, n, streams = rewards.shape
+    length, n, streams = inputs.rewards.shape
+    terminated = inputs.terminated
+    truncated = inputs.truncated
+    valid = inputs.valid
     all_valid = valid.all()
     lost = truncated & ~valid
-    next_values = values[1:]
+    next_values = inputs.values[1:]
     if not all_valid:
         # What follows a row that only resets is what follows its successor.
         next_values = next_values.copy()
@@ -255,12 +277,12 @@ def advantages(
             next_values[t] = np.where(counts, next_values[t], next_values[t + 1])
 
     ended = (terminated | truncated) & valid
-    stops = ended[..., None] & episodic
+    stops = ended[..., None] & inputs.episodic
     out_of_time = (truncated & ~terminated)[..., None]
-    end_values = np.where(out_of_time, last_values, np.float32(0))
+    end_values = np.where(out_of_time, inputs.last_values, np.float32(0))
     next_values = np.where(stops, end_values, next_values)
-    delta = rewards + gamma * next_values - values[:-1]
-    decay = np.where(stops, 0.0, gamma * gae_lambda)
+    delta = inputs.rewards + inputs.gamma * next_values - inputs.values[:-1]
+    decay = np.where(stops, 0.0, inputs.gamma * inputs.gae_lambda)
     decay = decay.astype(np.float32)
     if not all_valid:
         # A row that is no transition hands on what follows it, but not across a lost episode.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from agents.ppo.seams import advantages
+from agents.ppo.seams import GAEInputs, advantages
 
 GAMMA, LAMBDA = 0.5, 0.5
 
@@ -22,11 +22,12 @@ def one_column(rewards, values, terminated, truncated=None, last=None, valid=Non
     def streams(x):
         return np.repeat(np.array(x, np.float32).reshape(-1, 1, 1), k, axis=2)
 
-    out = advantages(
+    inputs = GAEInputs(
         streams(rewards), streams(values), streams(last if last is not None else [0.0] * shape[0]),
         column(terminated, False), column(truncated, False), column(valid, True),
         np.full(k, GAMMA, np.float32), LAMBDA, np.array(episodic),
     )  # fmt: skip
+    out = advantages(inputs)
     return out[:, 0, 0] if k == 1 else out[:, 0]
 
 
@@ -79,14 +80,15 @@ def test_an_episodic_stream_has_the_advantages_of_stable_baselines3():
     buffer.compute_returns_and_advantage(torch.as_tensor(values[-1]), starts[-1])
     three, no = np.zeros((length, n, 1)), np.zeros_like(terminated)
     r, v = rewards[..., None].astype(np.float32), values[..., None].astype(np.float32)
-    ours = advantages(r, v, three, terminated, no, ~no, np.array([0.97], np.float32), 0.9, np.array([True]))
+    inputs = GAEInputs(r, v, three, terminated, no, ~no, np.array([0.97], np.float32), 0.9, np.array([True]))
+    ours = advantages(inputs)
     np.testing.assert_allclose(ours[..., 0], buffer.advantages, rtol=1e-4, atol=1e-5)
 
 
 def test_each_stream_has_its_own_discount():
     ones = np.ones((2, 1, 2), np.float32)
     no = np.zeros((2, 1), bool)
-    got = advantages(
+    inputs = GAEInputs(
         ones,
         np.zeros((3, 1, 2), np.float32),
         0 * ones,
@@ -97,4 +99,5 @@ def test_each_stream_has_its_own_discount():
         1.0,
         np.array([True, True]),
     )
+    got = advantages(inputs)
     np.testing.assert_allclose(got[:, 0], [[1.5, 2.0], [1.0, 1.0]])

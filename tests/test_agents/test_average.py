@@ -11,6 +11,7 @@ import rewards
 from agents.dyna.agent import Dyna, DynaConfig
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.plugins.average import AverageEstimator
+from agents.ppo.seams import GAEInputs
 from rewards.adapters.sb3 import RewardCallback
 
 AVERAGE = {"task": {"gamma": "average", "episodic": False}}
@@ -40,7 +41,8 @@ def estimate(estimator, rewards_, values, last=None, terminated=(), truncated=()
     last = column([0] * length if last is None else last)
     gamma = np.ones(1, np.float32)
     ends = (flags[0], flags[1], ~flags[2])
-    return estimator(column(rewards_), column(values), last, *ends, gamma, gae_lambda, np.zeros(1, bool)).ravel()
+    inputs = GAEInputs(column(rewards_), column(values), last, *ends, gamma, gae_lambda, np.zeros(1, bool))
+    return estimator(inputs).ravel()
 
 
 def one_stream():
@@ -92,7 +94,8 @@ def test_other_streams_are_estimated_as_without_it():
     values = np.zeros((4, 1, 2), np.float32)
     no = np.zeros((3, 1), bool)
     estimator = AverageEstimator({"task": Stream(False), "rnd": Stream(True)}, {})
-    got = estimator(ones, values, ones, no, no, ~no, np.float32([0.5, 1]), 1.0, np.array([True, False]))
+    inputs = GAEInputs(ones, values, ones, no, no, ~no, np.float32([0.5, 1]), 1.0, np.array([True, False]))
+    got = estimator(inputs)
     assert got[:, 0, 0] == pytest.approx([1.75, 1.5, 1])
     assert got[:, 0, 1] == pytest.approx([0, 0, 0])
 

@@ -5,17 +5,28 @@ import envs.make
 import rewards
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.plugins.credit import soften, weakest_link
+from agents.ppo.seams import GAEInputs
 
 R = np.float32([0.8, -0.6, 0.4]).reshape(3, 1, 1)
 NO, END = np.zeros((3, 1), bool), np.array([[False], [False], [True]])
 VALID = ~NO
 
 
-def least(rewards_, values, last=0.0, terminated=NO, truncated=NO, valid=VALID):
-    out = np.full_like(rewards_, 9.0)
+def inputs_of(rewards_, values, last=0.0, terminated=NO, truncated=NO, valid=VALID):
+    """One stream without a discount; neither estimator reads what stands behind `valid`."""
     v = np.float32(values).reshape(-1, 1, 1)
-    weakest_link(out, rewards_, ["min"], v, np.full_like(rewards_, last), terminated, truncated, valid)
-    return (out + v[:-1]).ravel().tolist()
+    ends = (terminated, truncated, valid)
+    return GAEInputs(rewards_, v, np.full_like(rewards_, last), *ends, np.ones(1), 1.0, np.ones(1, bool))
+
+
+def least(rewards_, values, **options):
+    inputs = inputs_of(rewards_, values, **options)
+    return (weakest_link(inputs) + inputs.values[:-1]).ravel().tolist()
+
+
+def soft(rewards_, credit="soft_min", terminated=NO, valid=VALID):
+    inputs = inputs_of(rewards_, np.zeros(len(rewards_) + 1), terminated=terminated, truncated=NO[:1], valid=valid)
+    return soften(inputs, [credit])
 
 
 def test_the_return_is_the_least_reward_that_follows():
@@ -37,17 +48,16 @@ def test_a_row_that_is_no_transition_is_passed_over_and_a_lost_episode_is_bootst
 
 def test_the_soft_form_weighs_each_episode_by_itself(monkeypatch):
     monkeypatch.setattr("agents.ppo.plugins.credit.SOFT_MIN_TEMPERATURE", 1.0)
-    soft = soften(R, ["soft_min"], NO, NO, VALID).ravel()
+    weighted = soft(R).ravel()
     weights = np.array([0.15274, 0.61940, 0.22786])
-    assert soft == pytest.approx(weights * R.ravel(), abs=1e-5) and soft.sum() == pytest.approx(-0.15830, abs=1e-5)
+    assert weighted == pytest.approx(weights * R.ravel(), abs=1e-5)
+    assert weighted.sum() == pytest.approx(-0.15830, abs=1e-5)
     monkeypatch.setattr("agents.ppo.plugins.credit.SOFT_MIN_TEMPERATURE", 0.1)
-    assert soften(R, ["soft_min"], NO, NO, VALID).sum() == pytest.approx(-0.59995, abs=1e-5)
+    assert soft(R).sum() == pytest.approx(-0.59995, abs=1e-5)
     two = np.concatenate([R, R])
     ends = np.concatenate([END, NO])
-    assert soften(two, ["soft_min"], ends, ends & False, np.ones((6, 1), bool))[3:].ravel() == pytest.approx(
-        soften(R, ["soft_min"], NO, NO, VALID).ravel()
-    )
-    assert soften(R, ["sum"], NO, NO, VALID) is R
+    assert soft(two, terminated=ends, valid=np.ones((6, 1), bool))[3:].ravel() == pytest.approx(soft(R).ravel())
+    assert soft(R, "sum") is R
 
 
 def test_ppo_learns_the_least_reward_and_refuses_to_add_it_up():

@@ -12,7 +12,7 @@ import torch
 import rewards
 from agents.base import Steps
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.seams import advantages
+from agents.ppo.seams import GAEInputs, advantages
 from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step
 from envs.vector.watchdog import Budget, Gone, WorkerError
@@ -285,7 +285,8 @@ def test_advantages_go_on_to_the_value_at_a_loss_and_no_further() -> None:
     truncated, valid = no.copy(), ~no
     truncated[2], valid[2] = True, False
     settings = (np.array([0.5], np.float32), 1.0, np.array([True]))
-    found = advantages(ones, values, np.full_like(ones, 99), no, truncated, valid, *settings)[:, 0, 0]
+    inputs = GAEInputs(ones, values, np.full_like(ones, 99), no, truncated, valid, *settings)
+    found = advantages(inputs)[:, 0, 0]
     # row 3: 1 + 0.5 * 4 - 3; row 1: 1 + 0.5 * 2 - 1; row 0: 1 + 0.5 * 1 - 0 + 0.5 * row 1
     assert found.tolist() == [2.0, 1.0, 0.0, 0.0]
 

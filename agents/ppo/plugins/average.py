@@ -24,7 +24,7 @@ import numpy as np
 
 from agents.ppo.extensions import is_average
 from agents.ppo.plugins.credit import CreditEstimator
-from agents.ppo.seams import advantages
+from agents.ppo.seams import GAEInputs, advantages
 from lodestar.state import Stateful
 
 if TYPE_CHECKING:
@@ -63,43 +63,22 @@ class AverageEstimator(Stateful):
         )
         return cls(agent.streams, agent.metrics)
 
-    def __call__(
-        self,
-        rewards: np.ndarray,
-        values: np.ndarray,
-        last_values: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        valid: np.ndarray,
-        gamma: np.ndarray,
-        gae_lambda: float,
-        episodic: np.ndarray,
-    ) -> np.ndarray:
+    def __call__(self, inputs: GAEInputs) -> np.ndarray:
         """As `agents.ppo.seams.advantages`."""
-        ends = (terminated, truncated, valid)
-        advantage = self.others(rewards, values, last_values, *ends, gamma, gae_lambda, episodic)
-        columns = self.columns
-        rewards = rewards[..., columns]
-        values = values[..., columns]
+        advantage = self.others(inputs)
+        valid = inputs.valid
+        averaged = inputs.select_streams(self.columns)
         if valid.any():
-            self._follow_means(rewards[valid], values[:-1][valid])
+            self._follow_means(averaged.rewards[valid], averaged.values[:-1][valid])
         # Only a time limit cuts a return, which goes on with the value of the true last observation.
-        never = np.zeros_like(terminated)
-        out_of_time = truncated & ~terminated
-        every = np.ones(len(columns), bool)
-        differential = advantages(
-            rewards - self.rewards_mean,
-            values,
-            last_values[..., columns],
-            never,
-            out_of_time,
-            valid,
-            gamma[columns],
-            gae_lambda,
-            every,
+        differential = averaged._replace(
+            rewards=averaged.rewards - self.rewards_mean,
+            terminated=np.zeros_like(inputs.terminated),
+            truncated=inputs.truncated & ~inputs.terminated,
+            episodic=np.ones_like(averaged.episodic),
         )
-        differential -= PULL * self.values_mean * valid[..., None]
-        advantage[..., columns] = differential
+        pull = PULL * self.values_mean * valid[..., None]
+        advantage[..., self.columns] = advantages(differential) - pull
         return advantage
 
     def _follow_means(self, rewards: np.ndarray, values: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from agents.ppo.extensions import credit_of
-from agents.ppo.seams import advantages
+from agents.ppo.seams import GAEInputs, advantages
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO
@@ -41,53 +41,32 @@ class CreditEstimator:
     def for_agent(cls, agent: "PPO") -> Self:
         return cls.of_streams(agent.streams)
 
-    def __call__(
-        self,
-        rewards: np.ndarray,
-        values: np.ndarray,
-        last_values: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        valid: np.ndarray,
-        *discounts: Any,
-    ) -> np.ndarray:
+    def __call__(self, inputs: GAEInputs) -> np.ndarray:
         """As `agents.ppo.seams.advantages`."""
-        ends = (terminated, truncated, valid)
-        softened = soften(rewards, self.credit, *ends)
-        advantage = advantages(softened, values, last_values, *ends, *discounts)
-        weakest_link(advantage, rewards, self.credit, values, last_values, *ends)
+        softened = soften(inputs, self.credit)
+        advantage = advantages(inputs._replace(rewards=softened))
+        columns = find_columns(self.credit, "min")
+        if columns:
+            advantage[..., columns] = weakest_link(inputs.select_streams(columns))
         return advantage
 
 
-def weakest_link(
-    advantage: np.ndarray,
-    rewards: np.ndarray,
-    credit: Sequence[str],
-    values: np.ndarray,
-    last_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-) -> None:
-    """Write G - V into the columns of `advantage` (T, N, K) whose credit is `min`; shapes as in `advantages`."""
-    columns = find_columns(credit, "min")
-    if not columns:
-        return
-    rewards = rewards[..., columns]
-    values = values[..., columns]
-    last_values = last_values[..., columns]
+def weakest_link(inputs: GAEInputs) -> np.ndarray:
+    """Advantages G - V, (T, N, K), of streams whose credit is `min`."""
+    advantage = np.zeros_like(inputs.rewards)
     # Where an episode was lost, the row before is followed by this row's observation.
-    lost = truncated & ~valid
-    least = values[-1]
-    for t in range(len(rewards) - 1, -1, -1):
-        following = np.where(truncated[t][:, None], last_values[t], least)
-        following = np.where(terminated[t][:, None], np.inf, following)
-        least_from_here = np.minimum(rewards[t], following)
-        value = values[t]
+    lost = inputs.truncated & ~inputs.valid
+    least = inputs.values[-1]
+    for t in reversed(range(len(advantage))):
+        following = np.where(inputs.truncated[t][:, None], inputs.last_values[t], least)
+        following = np.where(inputs.terminated[t][:, None], np.inf, following)
+        least_from_here = np.minimum(inputs.rewards[t], following)
+        value = inputs.values[t]
         passed_over = np.where(lost[t][:, None], value, least)
-        is_valid = valid[t][:, None]
+        is_valid = inputs.valid[t][:, None]
         least = np.where(is_valid, least_from_here, passed_over)
-        advantage[t][:, columns] = np.where(is_valid, least_from_here - value, 0)
+        advantage[t] = np.where(is_valid, least_from_here - value, 0)
+    return advantage
 
 
 def find_columns(credit: Sequence[str], kind: str) -> list[int]:
@@ -95,22 +74,17 @@ def find_columns(credit: Sequence[str], kind: str) -> list[int]:
     return [column for column, stream_kind in enumerate(credit) if stream_kind == kind]
 
 
-def soften(
-    rewards: np.ndarray,
-    credit: Sequence[str],
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-) -> np.ndarray:
+def soften(inputs: GAEInputs, credit: Sequence[str]) -> np.ndarray:
     """Rewards (T, N, K), weighted within each episode where the credit is `soft_min`; the same array if none is."""
+    rewards = inputs.rewards
     columns = find_columns(credit, "soft_min")
     if not columns:
         return rewards
-    is_valid = valid[..., None]
+    is_valid = inputs.valid[..., None]
     rewards_of_columns = rewards[..., columns].astype(np.float64)
     logits = -rewards_of_columns / SOFT_MIN_TEMPERATURE
     logits = np.where(is_valid, logits, -np.inf)
-    ended = (terminated | truncated)[..., None]
+    ended = (inputs.terminated | inputs.truncated)[..., None]
     # The logarithm of the softmax's sum, up to each step, and then that of the whole episode.
     log_total = np.empty_like(logits)
     running = np.full_like(logits[0], -np.inf)
