@@ -247,13 +247,16 @@ class BaseAgent(Predictor):
         """
         if self._learning:
             raise RuntimeError("set_reward within learn would mix two rewards in one rollout; call it after learn")
-        fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=str(self.device))
+        device = str(self.device)
+        fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=device)
         fresh._succeed(self)
         vars(self).update(vars(fresh) | {"logger": self.logger})
 
     def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
         """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
-        self.policy.load_state_dict(self.adapt_weights(state["modules"]["policy"], {"streams": list(streams)}))
+        state_of_streams = {"streams": list(streams)}
+        weights = self.adapt_weights(state["modules"]["policy"], state_of_streams)
+        self.policy.load_state_dict(weights)
         others = self.weights()
         others.pop("modules.policy", None)
         set_state(self, others, state)
@@ -271,7 +274,8 @@ class BaseAgent(Predictor):
     def _succeed(self, old: Self) -> None:
         """Take over what outlives a change of the reward."""
         streams = list(old.scorer.streams)
-        self.policy.load_state_dict(self.adapt_weights(old.policy.state_dict(), {"streams": streams}))
+        weights = self.adapt_weights(old.policy.state_dict(), {"streams": streams})
+        self.policy.load_state_dict(weights)
         set_state(self, self.lasting, get_state(old, self.lasting))
 
     def begin_rollout(self) -> None:
@@ -481,7 +485,8 @@ class Episodes(Stateful):
     def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
         """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere."""
         # Returns and lengths since the first row, (2, T, N).
-        sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)
+        counted_reward = np.where(valid, reward, 0.0)
+        sums = np.cumsum([counted_reward, valid], axis=1, dtype=np.float64)
         if not ended.any():
             self.running += sums[:, -1]
             return
@@ -494,13 +499,15 @@ class Episodes(Stateful):
         for index in np.argsort(times, kind="stable"):
             place = (times[index], columns[index])
             if valid[place]:
-                self.returns.append({"r": float(total[0, index]), "l": int(total[1, index])})
+                episode = {"r": float(total[0, index]), "l": int(total[1, index])}
+                self.returns.append(episode)
                 if success is not None and not np.isnan(success[place]):
                     self.successes.append(float(success[place]))
         last = np.zeros_like(self.running)
         # The ends of a column ascend in time, so that the last one stays.
         last[:, columns] = at_end
-        self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
+        before_rollout = np.where(ended.any(axis=0), 0.0, self.running)
+        self.running = sums[:, -1] - last + before_rollout
 
 
 class Steps(Stateful):
@@ -564,17 +571,10 @@ class Steps(Stateful):
         refuse({"action": action}, self.cursor.step, {"obs": obs, "action": action})
         next_obs, rewards, terminations, truncations, infos = self.envs.step(action)
         self.obs = map_obs(np.array, next_obs)
-        batch = from_vector_step(
-            self.cursor,
-            self.mode,
-            obs,
-            action,
-            self.on_nan(np.array(rewards, np.float32)),
-            self.obs,
-            np.array(terminations, bool),
-            np.array(truncations, bool),
-            infos,
-        )
+        reward = self.on_nan(np.array(rewards, np.float32))
+        terminated = np.array(terminations, bool)
+        truncated = np.array(truncations, bool)
+        batch = from_vector_step(self.cursor, self.mode, obs, action, reward, self.obs, terminated, truncated, infos)
         shown = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
         refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, shown)
         ended = batch.ended

@@ -196,12 +196,15 @@ class Dyna(BaseAgent):
         """Actions (N, A): random before the first fit, and where the policy gives NaN or infinity."""
         encoding = self.encoding
         shape = (self.steps.n, encoding.action_size)
-        random = torch.from_numpy(self.rng.uniform(-1, 1, shape).astype(np.float32))
+        noise = self.rng.uniform(-1, 1, shape).astype(np.float32)
+        random = torch.from_numpy(noise)
         if encoding.discrete:
-            random = torch.nn.functional.one_hot(random.argmax(-1), encoding.action_size).float()
+            choice = random.argmax(-1)
+            random = torch.nn.functional.one_hot(choice, encoding.action_size).float()
         if self._fitted_at is None:
             return random
-        obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
+        vector = encoding.vector(self.steps.obs)
+        obs = torch.from_numpy(vector).to(self.device)
         actions = self._choose_actions(obs, False, self.steps.step_index).cpu()
         if not bool(actions.isfinite().all()):
             self.keep_or_restore(False)
@@ -280,7 +283,9 @@ class Dyna(BaseAgent):
         if self.imagination is not None and self.imagination.buffer:
             n_real = round(size * self.config.real_ratio)
             if n_real < size:
-                parts.append(self.imagination.buffer.sample(count * (size - n_real), self.config.gamma))
+                n_imagined = count * (size - n_real)
+                imagined = self.imagination.buffer.sample(n_imagined, self.config.gamma)
+                parts.append(imagined)
         if n_real:
             real = self.replay.sample(count * n_real)
             if self.config.imitate:
@@ -310,7 +315,8 @@ class Dyna(BaseAgent):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
-        return self.encoding.decode(self._choose_actions(vector, deterministic).cpu().numpy()), None
+        actions = self._choose_actions(vector, deterministic).cpu().numpy()
+        return self.encoding.decode(actions), None
 
     def end_rollout(self) -> None:
         if self.reference is not None:
@@ -376,7 +382,9 @@ def _minibatch(parts: list[Rows], i: int, count: int) -> Rows:
     minibatches = []
     for rows in parts:
         size = len(rows.obs) // count
-        minibatches.append(Rows(*(column[i * size : (i + 1) * size] for column in rows)))
+        share = slice(i * size, (i + 1) * size)
+        minibatch = Rows(*(column[share] for column in rows))
+        minibatches.append(minibatch)
     if len(minibatches) == 1:
         return minibatches[0]
     return Rows(*(torch.cat(columns) for columns in zip(*minibatches)))

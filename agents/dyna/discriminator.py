@@ -70,9 +70,11 @@ class Discriminator(Stateful):
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         width = 2 * encoding.obs_size + encoding.action_size
-        self.judge = Stacked(1, width, config.hidden, 1, activation="silu", seed=seed).to(self.device)
+        judge = Stacked(1, width, config.hidden, 1, activation="silu", seed=seed)
+        self.judge = judge.to(self.device)
         # The last snapshots of the judge, a ring.
-        self.panel = Stacked(config.snapshots, width, config.hidden, 1, activation="silu").to(self.device)
+        panel = Stacked(config.snapshots, width, config.hidden, 1, activation="silu")
+        self.panel = panel.to(self.device)
         self.panel.requires_grad_(False)
         self.scaler = Scaler(width).to(self.device)
         self._flat = Flat.over(self.judge.weights())  # type: ignore[arg-type]
@@ -96,7 +98,9 @@ class Discriminator(Stateful):
     def choose(self, obs: Tensor, action: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """One of N outcomes (N, B, D) for each row (B,), and whether it is good enough to continue from, bool (B,)."""
         n = len(candidates)
-        reward = self.reward(obs.expand(n, -1, -1), action.expand(n, -1, -1), candidates)
+        obs = obs.expand(n, -1, -1)
+        action = action.expand(n, -1, -1)
+        reward = self.reward(obs, action, candidates)
         index = reward.argmax(0)
         best_reward = reward.gather(0, index[None])[0]
         return index, best_reward >= self.threshold

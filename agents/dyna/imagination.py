@@ -292,7 +292,8 @@ class ImaginedBuffer(Stateful):
         a = encoding.action_size
         # Columns of a row: obs, action, next_obs, task, penalty, terminated, step.
         self._widths = [d, a, d, 1, 1, 1, 1]
-        self.table = torch.empty((self.capacity, sum(self._widths)), device=self.device)
+        shape = (self.capacity, sum(self._widths))
+        self.table = torch.empty(shape, device=self.device)
         # Rows written so far, those included that were overwritten.
         self.written = 0
         # `written` at each of the last fits of the model, and how many of the rows written are forgotten.
@@ -363,8 +364,10 @@ def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torc
     if encoding.discrete:
         start = int(space.start)
         return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + start, next_obs)
-    low = torch.as_tensor(space.low, dtype=torch.float32, device=device).ravel()
-    high = torch.as_tensor(space.high, dtype=torch.float32, device=device).ravel()
+    low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
+    high = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+    low = low.ravel()
+    high = high.ravel()
 
     def ends(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         # From [-1, 1] to the environment's units.

@@ -98,7 +98,11 @@ class Cell(nn.Module):
         for step_action in action:
             state = self.step(state, step_action, sample=sample)
             states.append(state)
-        return {name: torch.stack([s[name] for s in states]) for name in state}
+        columns = {}
+        for name in state:
+            parts = [step_state[name] for step_state in states]
+            columns[name] = torch.stack(parts)
+        return columns
 
     def _expected_latent(self, h: Tensor, sample: bool) -> Tensor:
         """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
@@ -158,7 +162,8 @@ class Categoricals:
         log_prior = prior.log()
         dyn = posterior.detach() * (log_posterior.detach() - log_prior)
         rep = posterior * (log_posterior - log_prior.detach())
-        return dyn.sum((-2, -1)), rep.sum((-2, -1))
+        of_latent = (-2, -1)
+        return dyn.sum(of_latent), rep.sum(of_latent)
 
 
 class RSSM(Cell):
@@ -204,7 +209,8 @@ class RSSM(Cell):
         posteriors = []
         for t in range(length):
             memories.append(h)
-            memory_part, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
+            from_memory = self.from_memory(h)
+            memory_part, gates = from_memory.split([self.hidden, 3 * h.shape[-1]], -1)
             logits = self.seen(memory_part + embed_parts[t])
             posterior = self.latent.probabilities(logits)
             z = self.latent.sample(posterior, uniforms[t])
@@ -276,14 +282,15 @@ class SSM(Cell):
         if sample:
             uniforms = self.latent.uniforms(self.generator, *first.shape)
         z = self.latent.sample(posterior, uniforms)
-        inputs = torch.cat([z[:-1], action[:-1]], -1)
-        x = self.enter(inputs)
+        latent_action = torch.cat([z[:-1], action[:-1]], -1)
+        x = self.enter(latent_action)
         sums = []
         for recurrence, before in zip(self.layers, self._layer_sums(initial)):
             x, after = recurrence(x, before, continues[:-1])
             layer_sums = torch.cat([before[None], after])
             sums.append(layer_sums)
-        h = torch.cat([initial["h"][None], x]) * continues
+        memories = torch.cat([initial["h"][None], x])
+        h = memories * continues
         s = torch.cat(sums, -1) * continues
         prior = self.latent.probabilities(self.prior(h))
         return {"h": h, "z": z, "s": s}, {"posterior": posterior, "prior": prior}
@@ -296,7 +303,8 @@ class SSM(Cell):
             x, after = recurrence(x, before)
             sums.append(after[0])
         h = x[0]
-        return {"h": h, "z": self._expected_latent(h, sample), "s": torch.cat(sums, -1)}
+        latent = self._expected_latent(h, sample)
+        return {"h": h, "z": latent, "s": torch.cat(sums, -1)}
 
     def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
         """The sums (B, memory) of each layer."""
@@ -339,15 +347,21 @@ class _SelectiveScan(nn.Module):
         self.skip = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        value, output_gate = self.enter(self.norm(x)).chunk(2, -1)
+        entered = self.enter(self.norm(x))
+        value, output_gate = entered.chunk(2, -1)
         value = F.silu(value)
-        step, write, read = self.select(value).split([x.shape[-1], self.states, self.states], -1)
+        selected = self.select(value)
+        widths = [x.shape[-1], self.states, self.states]
+        step, write, read = selected.split(widths, -1)
         step = F.softplus(step + self.step_bias)
         # All (L, B, W, states).
         decay = torch.exp(-step[..., None] * self.log_rate.exp())
-        inputs = (step * value)[..., None] * write[..., None, :]
-        sums = scan(decay.flatten(-2) * continues, inputs.flatten(-2), s)
-        outputs = (sums.unflatten(-1, (-1, self.states)) * read[..., None, :]).sum(-1)
+        written = (step * value)[..., None]
+        inputs = written * write[..., None, :]
+        kept_shares = decay.flatten(-2) * continues
+        sums = scan(kept_shares, inputs.flatten(-2), s)
+        states = sums.unflatten(-1, (-1, self.states))
+        outputs = (states * read[..., None, :]).sum(-1)
         outputs = outputs + self.skip * value
         return x + self.leave(outputs * F.silu(output_gate)), sums
 
@@ -455,11 +469,10 @@ class SimNorm(Cell):
         self.size = latent
         # Without the norm the first softmaxes are nearly even, and the latent says little for hundreds of steps.
         self.seen = layer(embed_size, latent)[:2]
-        self.next = nn.Sequential(
-            layer(latent + action_size, hidden),
-            layer(hidden, hidden),
-            layer(hidden, latent)[:2],
-        )
+        enter = layer(latent + action_size, hidden)
+        middle = layer(hidden, hidden)
+        leave = layer(hidden, latent)[:2]
+        self.next = nn.Sequential(enter, middle, leave)
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True

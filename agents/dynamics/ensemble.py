@@ -140,7 +140,8 @@ class DynamicsEnsemble(Stateful):
         self.elites = torch.arange(config.elites or self.members, device=self.device)
         self._elite = self._weights
         if len(self.elites) < self.members:
-            self._elite = [p[: len(self.elites)].clone() for p in self._weights]
+            n_elites = len(self.elites)
+            self._elite = [p[:n_elites].clone() for p in self._weights]
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         net = self.net
@@ -159,7 +160,8 @@ class DynamicsEnsemble(Stateful):
                 out = out.index_select(0, self.elites)
             if sample:
                 member, _, _ = self._assign_elites(len(x))
-                mean, std, ends = net.read(out[member, torch.arange(len(x), device=self.device)])
+                rows = torch.arange(len(x), device=self.device)
+                mean, std, ends = net.read(out[member, rows])
             else:
                 mean, _, ends = net.read(out)
                 mean = mean.mean(0)
@@ -170,7 +172,8 @@ class DynamicsEnsemble(Stateful):
             change = change + std[:, :-1] * noise
         # Back from deviations to the environment's units; an entry that never moved stays as it is.
         unit = net.outputs.scale * net.moves
-        next_obs = obs + (net.outputs.mean[:-1] + change * unit[:-1])
+        change_in_units = net.outputs.mean[:-1] + change * unit[:-1]
+        next_obs = obs + change_in_units
         reward = net.outputs.mean[-1] + mean[:, -1] * unit[-1]
         return Predicted(next_obs, reward, ends, means, stds)
 
@@ -237,7 +240,9 @@ class DynamicsEnsemble(Stateful):
         """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         net = self.net
-        columns = [obs, action, next_obs - obs, task[:, None], terminated[:, None].float()]
+        reward = task[:, None]
+        is_end = terminated[:, None].float()
+        columns = [obs, action, next_obs - obs, reward, is_end]
         table = torch.cat(columns, -1)
         if not torch.isfinite(table).all():
             return None, False
@@ -364,7 +369,8 @@ class _Members(nn.Module):
         self.stack = Stacked(members, width, config.hidden, outputs, **options, seed=seed)
         if self.terminations:
             # A network of its own: the gradients of a sharp likelihood would drown those of an end.
-            self.ends = Stacked(members, width, config.hidden[:2], 1, **options, seed=seed + 1)
+            hidden = config.hidden[:2]
+            self.ends = Stacked(members, width, hidden, 1, **options, seed=seed + 1)
         self.inputs = Scaler(width)
         self.outputs = Scaler(self.targets)
         # 0 for a target that never changed.
@@ -387,7 +393,8 @@ class _Members(nn.Module):
             log_var = high - softplus(high - log_var)
             parts = [mean, low + softplus(log_var - low)]
         if self.terminations:
-            parts.append(self.ends(x, weights[n_bounds + len(self.stack.stack) :]))
+            end_weights = weights[n_bounds + len(self.stack.stack) :]
+            parts.append(self.ends(x, end_weights))
         if len(parts) == 1:
             return out
         return torch.cat(parts, -1)

@@ -50,7 +50,8 @@ class Factored(DynamicsEnsemble):
         else:
             probabilities = net.entries.probabilities(net(x, self._elite)).mean(0)
             next_obs = net.entries.mode(probabilities)
-        reward, end_logits = net.outcome(torch.cat([x, next_obs], -1), self._elite)
+        transition = torch.cat([x, next_obs], -1)
+        reward, end_logits = net.outcome(transition, self._elite)
         ends = None if end_logits is None else end_logits.sigmoid().mean(0)
         return Predicted(next_obs, reward.mean(0), ends, means, stds)
 
@@ -65,7 +66,8 @@ class Factored(DynamicsEnsemble):
     def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
         """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
-        table = torch.cat([obs, action, next_obs, task[:, None], terminated[:, None].float()], -1)
+        columns = [obs, action, next_obs, task[:, None], terminated[:, None].float()]
+        table = torch.cat(columns, -1)
         if not bool(torch.isfinite(table).all()):
             return None, False
         not_binary = ((next_obs != 0) & (next_obs != 1)).nonzero()
@@ -76,7 +78,8 @@ class Factored(DynamicsEnsemble):
                 "and 1; use model=ensemble"
             )
         rescale = self._must_rescale(replay)
-        self.net.unit.copy_(torch.maximum(self.net.unit, task.abs().amax()))
+        largest = torch.maximum(self.net.unit, task.abs().amax())
+        self.net.unit.copy_(largest)
         return table, rescale
 
 
@@ -127,10 +130,13 @@ class _Entries(nn.Module):
         weights: list[Tensor] = list(self.parameters())
         x = torch.cat([obs, action], -1)
         loss = self.entries.loss(self(x, weights), next_obs)
-        predicted, ends = self.outcome(torch.cat([x, next_obs], -1), weights)
-        loss = loss + ((predicted - reward) / self.unit).square()
+        transition = torch.cat([x, next_obs], -1)
+        predicted, ends = self.outcome(transition, weights)
+        error = (predicted - reward) / self.unit
+        loss = loss + error.square()
         if ends is not None:
-            loss = loss + binary_cross_entropy_with_logits(ends, terminated.expand_as(ends), reduction="none")
+            labels = terminated.expand_as(ends)
+            loss = loss + binary_cross_entropy_with_logits(ends, labels, reduction="none")
         return loss.mean(1)
 
     def bound_loss(self) -> float:
@@ -163,7 +169,8 @@ class Entries(nn.Module):
             if part.sizes:
                 start = begin
                 for size in part.sizes:
-                    hots.setdefault(size, []).append(list(range(start, start + size)))
+                    columns = list(range(start, start + size))
+                    hots.setdefault(size, []).append(columns)
                     start += size
             elif _is_binary(space):
                 bits += range(begin, end)
@@ -172,8 +179,8 @@ class Entries(nn.Module):
             begin = end
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int64), persistent=False)
         self._sizes = list(hots)
-        for size, columns in hots.items():
-            self.register_buffer(f"hots_{size}", torch.tensor(columns), persistent=False)
+        for size, positions in hots.items():
+            self.register_buffer(f"hots_{size}", torch.tensor(positions), persistent=False)
 
     @property
     def hots(self) -> list[Tensor]:
@@ -194,7 +201,8 @@ class Entries(nn.Module):
         out = (noise > softplus(-logits)).float()
         for columns in self.hots:
             # Minus the logarithm of the same numbers is Gumbel noise.
-            index = (logits[..., columns] - noise[..., columns].log()).argmax(-1)
+            gumbel_logits = logits[..., columns] - noise[..., columns].log()
+            index = gumbel_logits.argmax(-1)
             out[..., columns] = one_hot(index, columns.shape[1]).float()
         return out
 
@@ -217,5 +225,6 @@ class Entries(nn.Module):
         loss = binary_cross_entropy_with_logits(bit_logits, bits, reduction="none").sum(-1)
         for columns in self.hots:
             log_probs = log_softmax(logits[..., columns], -1)
-            loss = loss - (log_probs * obs[..., columns]).sum((-1, -2))
+            log_prob = log_probs * obs[..., columns]
+            loss = loss - log_prob.sum((-1, -2))
         return loss

@@ -99,13 +99,15 @@ class _Sequences(Stateful):
             shape = (len(obs), n_drawn, *mean.shape[1:])
             noise = draw_normal(self.generator, *shape).to(obs.dtype)
             # (B, N, H, A)
-            sequences = mean[:, None] + self._spread(mean, std)[:, None] * noise
+            spread = self._spread(mean, std)[:, None]
+            sequences = mean[:, None] + spread * noise
             sequences = sequences.clamp(-1, 1)
             if proposed is not None:
                 sequences = torch.cat([proposed, sequences], 1)
             scores = self._judge(rollout, obs, sequences, value)
             best_scores, index = scores.topk(self.elites, 1)
-            index = index[..., None, None].expand(-1, -1, *mean.shape[1:])
+            index = index[..., None, None]
+            index = index.expand(-1, -1, *mean.shape[1:])
             best = sequences.gather(1, index)
             mean, std, weight = self._refit(mean, std, best, best_scores)
         self.mean = mean
@@ -132,7 +134,11 @@ class _Sequences(Stateful):
         """Scores (B, N) of sequences (B, N, H, A): their discounted imagined rewards."""
         actions = sequences.flatten(0, 1)
         rows = obs.repeat_interleave(sequences.shape[1], 0)
-        imagined = rollout(act=lambda obs, t: (actions[:, t], None), obs=rows, horizon=self.horizon)
+
+        def act(obs: Tensor, t: int) -> tuple[Tensor, None]:
+            return actions[:, t], None
+
+        imagined = rollout(act=act, obs=rows, horizon=self.horizon)
         scores = returns(imagined, imagined.reward, self.gamma, value)
         return _complete_scores(imagined, scores).view(len(obs), -1)
 
@@ -146,7 +152,8 @@ class _Sequences(Stateful):
         index = elite[..., None].expand(-1, -1, self.action_size)
         action = best[:, :, 0].gather(1, index)[:, 0]
         noise = draw_normal(self.generator, *action.shape)
-        return (action + std[:, 0] * noise.to(action.dtype)).clamp(-1, 1)
+        noisy = action + std[:, 0] * noise.to(action.dtype)
+        return noisy.clamp(-1, 1)
 
     def reset(self, rows: Tensor) -> None:
         """Forget the plans of the rows, bool (B,), whose episodes ended."""
@@ -168,11 +175,13 @@ class CEM(_Sequences):
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
         # Two standard deviations reach the nearer limit at most.
-        return torch.minimum(std, (1 - mean.abs()).clamp(min=0) / 2)
+        room = (1 - mean.abs()).clamp(min=0)
+        return torch.minimum(std, room / 2)
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean = best.mean(1).lerp(mean, self.momentum)
-        variance = best.var(1, correction=0).lerp(std.square(), self.momentum)
+        variance = best.var(1, correction=0)
+        variance = variance.lerp(std.square(), self.momentum)
         return mean, variance.sqrt(), torch.ones_like(score)
 
 
@@ -197,13 +206,15 @@ class MPPI(_Sequences):
             return None
         rows = obs.repeat_interleave(self.policy_samples, 0)
         imagined = rollout(act=policy, obs=rows, horizon=self.horizon)
-        return imagined.action.transpose(0, 1).unflatten(0, (len(obs), -1))
+        actions = imagined.action.transpose(0, 1)
+        return actions.unflatten(0, (len(obs), -1))
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight = torch.softmax(self.temperature * score, 1)
         share = weight[..., None, None]
         mean = (share * best).sum(1)
-        variance = (share * (best - mean[:, None]).square()).sum(1)
+        deviation = best - mean[:, None]
+        variance = (share * deviation.square()).sum(1)
         return mean, variance.sqrt().clamp(self.lowest, self.widest), weight
 
 
@@ -230,7 +241,8 @@ class UPMPC(Stateful):
         # The rollout subtracts its penalty, which here is no penalty but the uncertainty u_t.
         uncertainty = imagined.penalty
         reward = imagined.reward + uncertainty
-        square = reward.square().sum() / imagined.alive.sum().clamp(min=1)
+        n_steps = imagined.alive.sum().clamp(min=1)
+        square = reward.square().sum() / n_steps
         if self.square is not None:
             square = square.lerp(self.square.to(square), REWARD_SCALE_DECAY)
         self.square = square

@@ -139,7 +139,8 @@ def loo_kl(predicted: Predicted) -> Tensor:
     others_moment = (second_moment.sum(0) - second_moment) / n_others
     variance = (others_moment - mean.square()).clamp(min=MIN_PENALTY_STD**2)
     gap = offset - mean
-    kl = (variances + gap.square()) / variance - 1 - torch.log(variances / variance)
+    variance_ratio = variances / variance
+    kl = (variances + gap.square()) / variance - 1 - torch.log(variance_ratio)
     return 0.5 * kl.sum(-1).mean(0)
 
 
@@ -168,7 +169,8 @@ class HorizonSchedule:
                 f"agent.horizon={spec!r} is no horizon; give a number of steps, or linear:FROM:TO:BEGIN:END in "
                 "environment steps, such as linear:1:15:20000:150000"
             ) from None
-        if not (min(self.start, self.stop) >= 1 and max(numbers) < math.inf and self.begin < self.end):
+        is_finite = max(numbers) < math.inf
+        if not (is_finite and min(self.start, self.stop) >= 1 and self.begin < self.end):
             raise ValueError(f"agent.horizon={spec!r} is out of range; give steps of 1 or more, and BEGIN before END")
 
     def __call__(self, timesteps: int) -> int:
@@ -315,8 +317,10 @@ def _outcome(
     if choose is None:
         return step(obs, action), None
     outcomes = step(obs.repeat(candidates, 1), action.repeat(candidates, 1))
-    index, keep = choose(obs, action, outcomes.next_obs.unflatten(0, (candidates, -1)))
-    rows = index * len(obs) + torch.arange(len(obs), device=obs.device)
+    candidate_obs = outcomes.next_obs.unflatten(0, (candidates, -1))
+    index, keep = choose(obs, action, candidate_obs)
+    within = torch.arange(len(obs), device=obs.device)
+    rows = index * len(obs) + within
 
     def pick(x: Tensor | None, axis: int) -> Any:
         return None if x is None else x.index_select(axis, rows)
@@ -354,7 +358,8 @@ def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> 
         return obs, None
     low, high, centre, rate = box
     # The distance from the centre, in widths; the data ends half a width from there.
-    distance = ((obs.detach() - centre).abs_() * rate).amax(-1)
+    from_centre = (obs.detach() - centre).abs_()
+    distance = (from_centre * rate).amax(-1)
     return obs.clamp(low, high), distance > 0.5 + FAR_WIDTHS
 
 
@@ -385,7 +390,8 @@ class RewardHead(Stateful):
 
     def __init__(self, inputs: int, *, seed: int = 0, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
-        self.net = seeded_mlp((inputs, 128, 128, 1), seed).to(self.device)
+        net = seeded_mlp((inputs, 128, 128, 1), seed)
+        self.net = net.to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         # Of the features (I), and of the rewards.
         self.mean = torch.zeros(inputs, device=self.device)
@@ -396,7 +402,8 @@ class RewardHead(Stateful):
 
     def predict(self, x: Tensor) -> Tensor:
         """Rewards (...,) of features (..., I), differentiable."""
-        x = ((x - self.mean) / self.std).clamp(-CLIP, CLIP)
+        whitened = (x - self.mean) / self.std
+        x = whitened.clamp(-CLIP, CLIP)
         return self.center + self.scale * self.net(x).squeeze(-1)
 
     def fit(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
@@ -407,7 +414,8 @@ class RewardHead(Stateful):
         self.std = torch.where(std > 1e-6, std, 1.0)
         self.center = y.mean()
         self.scale = spread(y)
-        inputs = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP)
+        whitened = (x - self.mean) / self.std
+        inputs = whitened.clamp_(-CLIP, CLIP)
         targets = (y - self.center) / self.scale
         size = min(HEAD_BATCH_SIZE, len(x))
         draws = draw_integers(self._generator, len(x), steps, size)
@@ -415,13 +423,16 @@ class RewardHead(Stateful):
         with torch.enable_grad():
             for rows in draws:
                 error = self.net(inputs[rows]).squeeze(-1) - targets[rows]
-                loss = self._flat.descend(error.square().mean(), HEAD_LEARNING_RATE, HEAD_MAX_GRAD_NORM)
+                mean_square = error.square().mean()
+                loss = self._flat.descend(mean_square, HEAD_LEARNING_RATE, HEAD_MAX_GRAD_NORM)
         return loss
 
 
 def spread(y: Tensor) -> Tensor:
     """Standard deviation of rewards; of rewards that are all alike, a millionth of their size."""
-    return torch.maximum(y.std(correction=0), 1e-6 * y.abs().max().clamp(min=1.0))
+    largest = y.abs().max()
+    least = 1e-6 * largest.clamp(min=1.0)
+    return torch.maximum(y.std(correction=0), least)
 
 
 class RewardSource(Stateful):
@@ -468,7 +479,8 @@ class RewardSource(Stateful):
         if self.how == "model":
             return task
         if self.head is not None:
-            return self.head.predict(_features(obs, action, next_obs, terminated))
+            features = _features(obs, action, next_obs, terminated)
+            return self.head.predict(features)
         batch = Transitions(
             obs=self.encoding.obs(_array(obs)),
             action=self.encoding.decode(_array(action)),
@@ -507,7 +519,8 @@ class RewardSource(Stateful):
 
 def _features(obs: Tensor, action: Tensor, next_obs: Tensor, terminated: Tensor) -> Tensor:
     """What the reward head reads, (B, 2 D + A + 1)."""
-    return torch.cat([obs, action, next_obs, terminated.to(obs.dtype).unsqueeze(-1)], -1)
+    is_end = terminated.to(obs.dtype).unsqueeze(-1)
+    return torch.cat([obs, action, next_obs, is_end], -1)
 
 
 def _row_features(rows: Rows) -> Tensor:

@@ -91,9 +91,11 @@ class Sindy(Stateful):
         self.size = encoding.obs_size
         d = self.size
         actions = encoding.action_size
-        self.library = Library(d + actions, actions, self.config.degree, encoding.discrete, self.device)
+        n_variables = d + actions
+        self.library = Library(n_variables, actions, self.config.degree, encoding.discrete, self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        self.head = seeded_mlp((2 * d + actions, 64, 64, 1), seed).to(self.device)
+        head = seeded_mlp((2 * d + actions, 64, 64, 1), seed)
+        self.head = head.to(self.device)
         self._flat = Flat.over(list(self.head.parameters()))
         p = len(self.library.terms)
         # What a fit finds. Rows of coefficients are the changes, then the reward; `middle` is the members' median.
@@ -126,7 +128,8 @@ class Sindy(Stateful):
             out = self._sampled_changes(variables)
         else:
             out = state["middle"] @ self.library(variables)
-        next_obs = (obs + out[:-1].T).clamp(state["low"], state["high"])
+        next_obs = obs + out[:-1].T
+        next_obs = next_obs.clamp(state["low"], state["high"])
         next_obs = self._on_circles(next_obs)
         reward = out[-1]
         if self.use_head:
@@ -143,7 +146,8 @@ class Sindy(Stateful):
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error, reward_r2, terms a member and number, members_dropped, model_failures."""
-        table = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
+        columns = replay.arrays()[:4]
+        table = [column.to(self.device, torch.float64) for column in columns]
         order = draw_order(self._generator, len(table[0]))
         order = order[:MAX_FIT_ROWS]
         if len(order) < MIN_FIT_ROWS:
@@ -161,7 +165,9 @@ class Sindy(Stateful):
         if coefficients is None:
             self.failures += 1
             return {"model_failures": float(self.failures)}
-        n_dropped = self._keep(coefficients, training[0].float(), training[1].float())
+        obs = training[0].float()
+        action = training[1].float()
+        n_dropped = self._keep(coefficients, obs, action)
         self.use_head = False
         metrics = self._errors(*held_out)
         if metrics["reward_r2"] < MIN_REWARD_R2:
@@ -222,7 +228,8 @@ class Sindy(Stateful):
         for i, shift in enumerate(state["shift"].tolist()):
             if shift:
                 variables[i] = f"({names[i]}{-shift:+.3g})"
-        scale = [*state["scale"].tolist(), *[1.0] * (n_variables - self.size)]
+        unscaled = [1.0] * (n_variables - self.size)
+        scale = [*state["scale"].tolist(), *unscaled]
         units = [math.prod(scale[i] for i in term) for term in terms]
         lines = []
         for row, coefficients in enumerate(state["middle"].tolist()):
@@ -265,14 +272,17 @@ class Sindy(Stateful):
     def _by_members(self, coefficients: Tensor, variables: Tensor) -> Tensor:
         """(K, Q, P) and (I, K * S) -> (Q, K * S): the first member reads the first S columns, and so on."""
         # (K, P, S)
-        columns = self.library(variables).unflatten(1, (len(coefficients), -1)).transpose(0, 1)
+        columns = self.library(variables).unflatten(1, (len(coefficients), -1))
+        columns = columns.transpose(0, 1)
         return (coefficients @ columns).transpose(0, 1).flatten(1)
 
     def _head_inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         """What the reward's network reads, (B, 2 D + A)."""
         mean = self._state["mean"]
         scale = self._state["scale"]
-        return torch.cat([(obs - mean) / scale, action, (next_obs - mean) / scale], -1)
+        scaled_obs = (obs - mean) / scale
+        scaled_next_obs = (next_obs - mean) / scale
+        return torch.cat([scaled_obs, action, scaled_next_obs], -1)
 
     def _scaled_state(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
         """The state with means, scales and bounds of these rows."""
@@ -299,8 +309,10 @@ class Sindy(Stateful):
         p = len(self.library.terms)
         config = self.config
         state = self._state
-        unit = torch.cat([state["change"], state["reward_std"][None]]).double()
-        targets = torch.cat([next_obs - obs, task[:, None]], -1) / unit
+        reward_unit = state["reward_std"][None]
+        unit = torch.cat([state["change"], reward_unit]).double()
+        changes = torch.cat([next_obs - obs, task[:, None]], -1)
+        targets = changes / unit
         columns = self.library(self._variables(obs, action))
         # Terms of root mean square 1, so that one threshold serves all.
         size = columns.square().mean(1).sqrt()
@@ -388,9 +400,11 @@ def _circles(obs: Tensor) -> list[tuple[int, int]]:
     moving = rows.std(0) > 1e-3
     # A column that does not move is in no pair: 2 and any square add to more than 1.
     squares = torch.where(moving, rows.square(), 2.0)
-    deviation = (squares[:, :, None] + squares[:, None] - 1).abs().amax(0)
+    sums = squares[:, :, None] + squares[:, None]
+    deviation = (sums - 1).abs().amax(0)
     pairs: list[tuple[int, int]] = []
-    for i, j in (deviation < 1e-4).triu(1).nonzero().tolist():
+    on_circle = (deviation < 1e-4).triu(1)
+    for i, j in on_circle.nonzero().tolist():
         paired = set(itertools.chain(*pairs))
         if not {i, j} & paired:
             pairs.append((i, j))
@@ -480,7 +494,8 @@ def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Ten
     """
     allowed = keep
     if allowed is None:
-        allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device)
+        shape = gram.shape[:2]
+        allowed = torch.ones(shape, dtype=torch.bool, device=gram.device)
     solutions = []
     for target in cross.unbind(-1):
         mask = allowed
@@ -501,5 +516,6 @@ def _ridge(gram: Tensor, target: Tensor, mask: Tensor, alpha: float) -> Tensor:
     diagonal = torch.diag_embed(1 - m + alpha * m)
     system = gram * m[:, :, None] * m[:, None, :] + diagonal
     factor, failed = torch.linalg.cholesky_ex(system)
-    solution = torch.cholesky_solve((target * m)[..., None], factor)[..., 0]
+    allowed_target = (target * m)[..., None]
+    solution = torch.cholesky_solve(allowed_target, factor)[..., 0]
     return torch.where(failed[:, None] > 0, torch.nan, solution)

@@ -41,8 +41,10 @@ class TrueModel(Stateful):
         state = obs.detach().cpu().numpy()
         env_action = self._encoding.decode(action.detach().cpu().numpy())
         # The simulator computes in float64, the columns have the type of the observations.
-        columns = [np.asarray(column, state.dtype) for column in self._outcome(state, env_action)]
-        next_obs, task, terminated = (torch.as_tensor(column, device=obs.device) for column in columns)
+        outcome = self._outcome(state, env_action)
+        columns = [np.asarray(column, state.dtype) for column in outcome]
+        tensors = [torch.as_tensor(column, device=obs.device) for column in columns]
+        next_obs, task, terminated = tensors
         if not member_predictions:
             return Predicted(next_obs, task, terminated)
         return Predicted(next_obs, task, terminated, next_obs[None])
@@ -105,7 +107,8 @@ def _read_double_pendulum(row: np.ndarray) -> State:
 def _read_reacher(row: np.ndarray) -> State:
     """Angles are observed as cosines, then sines; the target, the last two positions, does not move."""
     angles = np.arctan2(row[2:4], row[:2])
-    return np.array([*angles, *row[4:6]]), np.array([*row[6:8], 0.0, 0.0])
+    positions = np.array([*angles, *row[4:6]])
+    return positions, np.array([*row[6:8], 0.0, 0.0])
 
 
 # Robots whose observations are all positions but the first ones, here their number, and then all velocities.

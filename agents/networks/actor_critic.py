@@ -63,13 +63,16 @@ class Inputs:
         self.images: dict[str, tuple[int, ...]] = {}
         self.flat: dict[str, FlatPart] = {}
         for key, part in parts.items():
-            if isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) == 3:
+            is_bytes = isinstance(part, spaces.Box) and part.dtype == np.uint8
+            if is_bytes and len(part.shape) == 3:
                 self.images[key] = tuple(part.shape)
             elif isinstance(part, spaces.Box | spaces.MultiBinary):
-                self.flat[key] = FlatPart(int(np.prod(part.shape)), [], np.zeros(0, int))
+                length = int(np.prod(part.shape))
+                self.flat[key] = FlatPart(length, [], np.zeros(0, int))
             elif isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
                 sizes = masks.sizes(part)
-                self.flat[key] = FlatPart(sum(sizes), sizes, np.ravel(part.start))
+                first_choices = np.ravel(part.start)
+                self.flat[key] = FlatPart(sum(sizes), sizes, first_choices)
             else:
                 raise ValueError(
                     f"PPO cannot read observations from {part}; wrap the environment so that it gives numbers "
@@ -84,7 +87,8 @@ class Inputs:
             value = self._entry(obs, key)
             shape = value.shape[:leading]
             if not part.sizes:
-                columns.append(value.reshape(*shape, part.length).astype(np.float32, copy=False))
+                numbers = value.reshape(*shape, part.length)
+                columns.append(numbers.astype(np.float32, copy=False))
                 continue
             # Each number chooses one column of its own one-hot, which begins where the last one ends.
             offsets = np.cumsum(part.sizes) - part.sizes
@@ -94,7 +98,8 @@ class Inputs:
             columns.append(one_hot)
         if not columns:
             image = next(iter(self.pixels(obs).values()))
-            columns = [np.zeros((*image.shape[:leading], 0), np.float32)]
+            no_columns = (*image.shape[:leading], 0)
+            columns = [np.zeros(no_columns, np.float32)]
         if len(columns) == 1:
             return columns[0]
         return np.concatenate(columns, axis=-1)
@@ -155,8 +160,10 @@ class SpaceEncoding(Inputs):
                 value = np.clip(np.rint(value), 0, 1)
             elif np.issubdtype(space.dtype, np.integer):
                 # A model's prediction lies between whole numbers, and outside.
-                value = np.clip(np.rint(value), space.low.ravel(), space.high.ravel())
-            parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
+                whole = np.rint(value)
+                value = np.clip(whole, space.low.ravel(), space.high.ravel())
+            shaped = value.reshape(*leading, *space.shape)
+            parts[key] = shaped.astype(space.dtype, copy=False)
         if self.bare:
             return parts[""]
         return {key: parts[key] for key in self.observation_space}
@@ -165,9 +172,11 @@ class SpaceEncoding(Inputs):
         """Actions (*leading axes, *shape) as float32 (*leading axes, A): a Box scaled to [-1, 1], Discrete one-hot."""
         action = np.asarray(action)
         if self.discrete:
-            return np.eye(self.action_size, dtype=np.float32)[action - self.action_space.start]
+            one_hots = np.eye(self.action_size, dtype=np.float32)
+            return one_hots[action - self.action_space.start]
         leading = action.shape[: action.ndim - len(self.action_space.shape)]
-        value = action.reshape(*leading, self.action_size).astype(np.float32, copy=False)
+        value = action.reshape(*leading, self.action_size)
+        value = value.astype(np.float32, copy=False)
         return 2 * (value - self._low) / (self._high - self._low) - 1
 
     def decode(self, vector: np.ndarray) -> np.ndarray:
@@ -177,7 +186,8 @@ class SpaceEncoding(Inputs):
             return vector.argmax(-1) + space.start
         share = (np.clip(vector, -1, 1) + 1) / 2
         value = self._low + share * (self._high - self._low)
-        return value.reshape(*vector.shape[:-1], *space.shape).astype(space.dtype, copy=False)
+        shaped = value.reshape(*vector.shape[:-1], *space.shape)
+        return shaped.astype(space.dtype, copy=False)
 
 
 class Actions:
@@ -204,7 +214,8 @@ class Actions:
             assert isinstance(space, spaces.Box)
             self.low = space.low.ravel()
             self.high = space.high.ravel()
-            self.bounded = bool(np.isfinite([self.low, self.high]).any())
+            has_limit = np.isfinite([self.low, self.high])
+            self.bounded = bool(has_limit.any())
 
     def draw(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         """Random numbers for `sample`, float32 (*leading, outputs)."""
@@ -221,7 +232,8 @@ class Actions:
             action = action + self.start
         elif self.bounded:
             action = np.clip(action, self.low, self.high)
-        return action.reshape(len(action), *self.shape).astype(self.dtype, copy=False)
+        shaped = action.reshape(len(action), *self.shape)
+        return shaped.astype(self.dtype, copy=False)
 
     def draw_on(self, generator: torch.Generator, *leading: int) -> Tensor:
         """`draw` on the generator's device."""
@@ -271,7 +283,8 @@ class Actions:
             negative_entropy = (log.exp() * log).sum(-1)
             log_probs.append(log_prob)
             negative_entropies.append(negative_entropy)
-        return torch.stack(log_probs).sum(0), -torch.stack(negative_entropies).sum(0)
+        entropy = -torch.stack(negative_entropies).sum(0)
+        return torch.stack(log_probs).sum(0), entropy
 
     def surprise(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> Tensor:
         """How unlikely actions (B, choices) are, a number: -log p, of a Gaussian less that of its mode: z^2 / 2; (B,).
@@ -342,14 +355,17 @@ class ActorCritic(nn.Module):
             nn.init.zeros_(self.pi_head.bias)
         self.log_std = None
         if actions.gaussian:
-            self.log_std = nn.Parameter(torch.full((actions.outputs,), float(log_std)))
+            first_log_std = torch.full((actions.outputs,), float(log_std))
+            self.log_std = nn.Parameter(first_log_std)
         self.register_buffer("obs_mean", torch.zeros(inputs.size))
         # Multiplies: 1 / standard deviation.
         self.register_buffer("obs_scale", torch.ones(inputs.size))
 
     @property
     def is_mlp(self) -> bool:
-        return self.gru is None and self.trunk is None and not self.inputs.images and len(self.pi) > 0
+        if self.gru is not None or self.trunk is not None:
+            return False
+        return not self.inputs.images and len(self.pi) > 0
 
     def ordered(self) -> list[nn.Parameter]:
         """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
@@ -357,7 +373,8 @@ class ActorCritic(nn.Module):
         for pi_parameter, vf_parameter in zip(self.pi.parameters(), self.vf.parameters()):
             stacks += [pi_parameter, vf_parameter]
         in_stacks = {id(x) for x in stacks}
-        return [*stacks, *(x for x in self.parameters() if id(x) not in in_stacks)]
+        others = [x for x in self.parameters() if id(x) not in in_stacks]
+        return [*stacks, *others]
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Those that an action depends on: all but the values' own."""
@@ -365,7 +382,8 @@ class ActorCritic(nn.Module):
 
     def values_from(self, weights: Mapping[str, Tensor], places: Sequence[int | None]) -> dict[str, Tensor]:
         """Weights of the K values out of another policy's `weights`: of its value in places[k], or those of now."""
-        heads = {key: x.clone() for key, x in self.state_dict().items() if key.startswith("vf_head.")}
+        state = self.state_dict()
+        heads = {key: x.clone() for key, x in state.items() if key.startswith("vf_head.")}
         for key, rows in heads.items():
             for row, place in enumerate(places):
                 if place is not None:
@@ -375,7 +393,8 @@ class ActorCritic(nn.Module):
     def features(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Normalised flat part and convolved images, (B, F)."""
         if self.normalize_obs:
-            vector = ((vector - self.obs_mean) * self.obs_scale).clamp(-CLIP, CLIP)
+            centred = vector - self.obs_mean
+            vector = (centred * self.obs_scale).clamp(-CLIP, CLIP)
         if self.trunk is not None:
             vector = self.trunk(vector)
         parts = []
@@ -391,7 +410,8 @@ class ActorCritic(nn.Module):
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs (B, outputs) and values (B, K)."""
-        return self.pi_head(self.pi(features)), self.vf_head(self.vf(features))
+        policy_outputs = self.pi_head(self.pi(features))
+        return policy_outputs, self.vf_head(self.vf(features))
 
     def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self.heads(self.features(vector, pixels))
@@ -458,7 +478,8 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
     convolutions = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     if side < 36:
         second_kernel = min(3, max(side - 2, 1))
-        convolutions = [(32, min(3, side), 1), (64, second_kernel, 1)]
+        first_kernel = min(3, side)
+        convolutions = [(32, first_kernel, 1), (64, second_kernel, 1)]
     layers: list[nn.Module] = []
     for units, kernel, stride in convolutions:
         layers += [nn.Conv2d(channels, units, kernel, stride), nn.ReLU()]
@@ -496,28 +517,35 @@ class Glyphs(nn.Module):
         # What two convolutions of 3 x 3 leave of the side; smaller grids get smaller ones.
         side_left = max(self.side - 4, 1)
         second_kernel = min(3, max(self.side - 2, 1))
+        first_kernel = min(3, self.side)
+        first = set_orthogonal(nn.Conv2d(kinds, 32, first_kernel))
+        second = set_orthogonal(nn.Conv2d(32, 32, second_kernel))
+        enter = linear(side_left**2 * 32, 128)
         self.cells = nn.Sequential(
-            set_orthogonal(nn.Conv2d(kinds, 32, min(3, self.side))),
+            first,
             nn.ReLU(),
-            set_orthogonal(nn.Conv2d(32, 32, second_kernel)),
+            second,
             nn.ReLU(),
             nn.Flatten(),
-            linear(side_left**2 * 32, 128),
+            enter,
             nn.ReLU(),
         )
         self.others = nn.ModuleDict()
         for name, part in self.parts.items():
             if name != "cells":
-                self.others[name] = nn.Sequential(linear(part.stop - part.start, 64), nn.ReLU())
+                enter = linear(part.stop - part.start, 64)
+                self.others[name] = nn.Sequential(enter, nn.ReLU())
         width = 128 + 64 * len(self.others)
         self.join = nn.Sequential(linear(width, self.width), nn.ReLU())
 
     def forward(self, vector: Tensor) -> Tensor:
         cells = vector[:, self.parts["cells"]]
         grid = cells.view(len(vector), self.side, self.side, -1)
-        features = [self.cells(grid.permute(0, 3, 1, 2))]
+        image = grid.permute(0, 3, 1, 2)
+        features = [self.cells(image)]
         for name, layer in self.others.items():
-            features.append(layer(vector[:, self.parts[name]]))
+            entries = vector[:, self.parts[name]]
+            features.append(layer(entries))
         return self.join(torch.cat(features, -1))
 
 
@@ -553,4 +581,7 @@ def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
     # A gradient of 0 has no direction: 0 / 0 is NaN.
     units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     table = (units @ units.T).clamp(-1, 1).tolist()
-    return {name: dict(zip(gradients, row)) for name, row in zip(gradients, table)}
+    table_of = {}
+    for name, row in zip(gradients, table):
+        table_of[name] = dict(zip(gradients, row))
+    return table_of

@@ -73,7 +73,8 @@ class _Bins(nn.Module):
         self.support = support
         # `low` and `high` are centres, too, so that there is one bin more than there are gaps.
         self.width = (high - low) / (bins - 1 - 2 * pad)
-        centres = torch.linspace(low - pad * self.width, high + pad * self.width, bins)
+        beyond = pad * self.width
+        centres = torch.linspace(low - beyond, high + beyond, bins)
         self.register_buffer("centres", centres, persistent=False)
         self.register_buffer("frac_clipped", torch.zeros(()))
 
@@ -91,7 +92,8 @@ class _Bins(nn.Module):
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy (...) of logits (..., bins) to targets (...), which broadcast; a target outside is cut."""
-        return -(self.spread(target) * F.log_softmax(out, -1)).sum(-1)
+        log_probs = F.log_softmax(out, -1)
+        return -(self.spread(target) * log_probs).sum(-1)
 
     def to_bin_space(self, target: Tensor) -> Tensor:
         """Targets in the space of the bins, not cut."""
@@ -124,13 +126,15 @@ class HLGauss(_Bins):
     def __init__(self, bins: int = 101, low: float = -12.0, high: float = 12.0, support: str = "symlog") -> None:
         super().__init__(bins, low, high, support, pad=3)
         half = self.width / 2
-        edges = torch.cat([self.centres - half, self.centres[-1:] + half])
+        last_edge = self.centres[-1:] + half
+        edges = torch.cat([self.centres - half, last_edge])
         self.edges: Tensor
         self.register_buffer("edges", edges, persistent=False)
 
     def _histogram(self, inside: Tensor) -> Tensor:
         # The mass of each bin is a difference of the distribution function at its edges, over that of all bins.
-        below = torch.erf((self.edges - inside) / (math.sqrt(2) * 0.75 * self.width))
+        scale = math.sqrt(2) * 0.75 * self.width
+        below = torch.erf((self.edges - inside) / scale)
         total = below[..., -1:] - below[..., :1]
         return below.diff(dim=-1) / total
 

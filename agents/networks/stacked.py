@@ -52,7 +52,8 @@ class Stacked(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, choices in (("activation", activation, ACTIVATIONS), ("norm", norm, NORMS)):
+        named_choices = (("activation", activation, ACTIVATIONS), ("norm", norm, NORMS))
+        for name, value, choices in named_choices:
             if value not in choices:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(choices)}")
         if not 0 <= dropout < 1:
@@ -78,7 +79,8 @@ class Stacked(nn.Module):
                 self.stack.append(nn.Parameter(first * last if is_last else first))
             if norm == "layer" and not is_last:
                 gain = torch.ones(members, 1, after)
-                self.stack += [nn.Parameter(gain), nn.Parameter(torch.zeros_like(gain))]
+                shift = torch.zeros_like(gain)
+                self.stack += [nn.Parameter(gain), nn.Parameter(shift)]
         self.renorms = None
         if norm == "batch":
             self.renorms = nn.ModuleList(Renorm(members, size) for size in sizes[:-1])
@@ -123,7 +125,8 @@ class Stacked(nn.Module):
             if self.norm == "layer":
                 gain = next(stack)
                 shift = next(stack)
-                x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), gain)
+                normalised = F.layer_norm(x, x.shape[-1:])
+                x = torch.addcmul(shift, normalised, gain)
             x = self.activation(x)
             if generator is not None and self.dropout:
                 keep = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=generator)
@@ -137,7 +140,8 @@ class Stacked(nn.Module):
             # The running statistics belong to the module, not to other weights of its shape.
             first: Any = self.renorms[0]
             if weights is None:
-                first.mean[..., :n] = (first.mean[..., :n] - shift) / scale
+                shifted_mean = first.mean[..., :n] - shift
+                first.mean[..., :n] = shifted_mean / scale
                 first.var[..., :n] /= scale.square()
             return
         stack = self.weights() if weights is None else weights

@@ -109,7 +109,8 @@ class ClosedFormUpdate:
         learner = self.learner
         obs = torch.cat([rows.obs, rows.next_obs], out=memory.obs)
         obs.sub_(learner.mean).mul_(learner.scale).clamp_(-CLIP, CLIP)
-        outputs = self.actor.forward(obs, memory.actor)[0].view(2, len(rows.obs), -1)
+        outputs = self.actor.forward(obs, memory.actor)[0]
+        outputs = outputs.view(2, len(rows.obs), -1)
         # The next state's noise comes first, as in the eager update, so that seeds mean the same.
         memory.noise[1].normal_(generator=learner.generator)
         memory.noise[0].normal_(generator=learner.generator)
@@ -122,7 +123,8 @@ class ClosedFormUpdate:
         # log(1 - tanh(u)^2) without its constant 2 log 2, which is subtracted in the last line.
         log_slope = softplus(-2 * u).add_(u).mul_(-2)
         log_probs = memory.noise.square().mul_(-0.5).sub_(log_std).sub_(log_slope)
-        constant = learner.action_size * (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
+        half_log_2pi = 0.5 * math.log(2 * math.pi)
+        constant = learner.action_size * (half_log_2pi + 2 * math.log(2))
         torch.sum(log_probs, -1, out=memory.log_prob).sub_(constant)
 
     def _value_and_slope(self, x: Tensor, memory: "_Memory") -> tuple[Tensor, Tensor]:

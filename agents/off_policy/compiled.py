@@ -45,12 +45,14 @@ def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: in
     compiled = kernel("agents.off_policy.kernel", LEARNER_NAME, "torch, at half the speed")
     if compiled is None:
         return None
+    rows = _merge_minibatches(parts, count)
     if isinstance(learner, DeepQ):
-        metrics = _learn_values(compiled, learner, _merge_minibatches(parts, count), count)
+        metrics = _learn_values(compiled, learner, rows, count)
     else:
-        metrics = _learn_policy(compiled, learner, _merge_minibatches(parts, count), count)
+        metrics = _learn_policy(compiled, learner, rows, count)
     # DQN's kernel returns the first two metrics alone.
-    return {name: torch.tensor(value) for name, value in zip(METRIC_NAMES, metrics.tolist())}
+    named = zip(METRIC_NAMES, metrics.tolist())
+    return {name: torch.tensor(value) for name, value in named}
 
 
 def _learn_values(compiled: Any, learner: DeepQ, rows: list[Any], count: int) -> Any:

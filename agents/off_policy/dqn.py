@@ -41,7 +41,8 @@ class DeepQ(Critics):
         """One-hot actions (B, n): the best, or with probability epsilon any; DQN has no log-densities."""
         chance, choice = draw_uniform(self.generator, 2, len(obs))
         # Rounding could lift a number just below 1 to one action too many.
-        random = (choice * self.action_size).long().clamp_(max=self.action_size - 1)
+        random = (choice * self.action_size).long()
+        random = random.clamp_(max=self.action_size - 1)
         best = self._best_action(obs)
         action = torch.where(chance < self.epsilon, random, best)
         return one_hot(action, self.action_size).float(), None

@@ -27,7 +27,10 @@ def policy_layers(learner: Critics, encoding: SpaceEncoding) -> PolicyLayers:
     last = layers.pop()
     # Outputs are the means, then the deviations.
     size = learner.action_size
-    layers.append(DenseLayer(last.weight[:, :size], last.bias[:size]))
+    mean_head = DenseLayer(last.weight[:, :size], last.bias[:size])
+    deviation_head = DenseLayer(last.weight[:, size:], last.bias[size:])
+    layers.append(mean_head)
+    log_alpha = learner.log_alpha if learner.learned_alpha else None
     return PolicyLayers(
         encoding,
         layers,
@@ -35,10 +38,10 @@ def policy_layers(learner: Critics, encoding: SpaceEncoding) -> PolicyLayers:
         learner.mean,
         1 / learner.scale,
         squashed=True,
-        deviation=DenseLayer(last.weight[:, size:], last.bias[size:]),
+        deviation=deviation_head,
         critics=learner.critic.weights(),
         critic_kind=_kind(learner),
-        log_alpha=learner.log_alpha if learner.learned_alpha else None,
+        log_alpha=log_alpha,
     )
 
 
@@ -74,7 +77,8 @@ def _begin_actor(learner: SoftActorCritic, source: PolicyLayers) -> None:
     last = layers.pop()
     source.copy_hidden(layers, learner.config.activation)
     size = learner.action_size
-    DenseLayer(last.weight[:, :size], last.bias[:size]).copy(source.layers[-1])
+    mean_head = DenseLayer(last.weight[:, :size], last.bias[:size])
+    mean_head.copy(source.layers[-1])
     deviation = DenseLayer(last.weight[:, size:], last.bias[size:])
     if source.deviation is not None:
         deviation.copy(source.deviation)

@@ -64,10 +64,13 @@ class ReferenceActor(Stateful):
 
     def divergence(self, obs: Tensor) -> Tensor:
         """KL(pi || pi_ref) in states (B, D): (B,), differentiable in the learner's policy."""
-        mean, log_std = moments(self.learner.actor(self.learner.inputs(obs))[0])
+        outputs = self.learner.actor(self.learner.inputs(obs))[0]
+        mean, log_std = moments(outputs)
         with torch.no_grad():
-            whitened = ((obs - self.mean) * self.scale).clamp(-CLIP, CLIP)
+            whitened = (obs - self.mean) * self.scale
+            whitened = whitened.clamp(-CLIP, CLIP)
             reference_mean, reference_log_std = moments(self.actor(whitened)[0])
         squares = (2 * log_std).exp() + (mean - reference_mean).square()
-        terms = reference_log_std - log_std + 0.5 * squares * (-2 * reference_log_std).exp() - 0.5
+        precision = (-2 * reference_log_std).exp()
+        terms = reference_log_std - log_std + 0.5 * squares * precision - 0.5
         return terms.sum(-1)

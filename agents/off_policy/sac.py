@@ -202,7 +202,8 @@ class Critics(Stateful):
         if config.lipschitz == "spectral":
             draw = torch.Generator().manual_seed(seed)
             for weight in self._matrices():
-                start = torch.randn(weight.shape[0], weight.shape[2], 1, generator=draw)
+                shape = (weight.shape[0], weight.shape[2], 1)
+                start = torch.randn(shape, generator=draw)
                 self.vectors.append(start.to(self.device))
             for _ in range(FIRST_POWER_ITERATIONS):
                 self.bound_weights()
@@ -353,7 +354,8 @@ class Critics(Stateful):
             return self.head.value(outputs)
 
         x = x.detach()
-        start = x.expand(len(q), *x.shape).clone().requires_grad_()
+        observed = x.expand(len(q), *x.shape)
+        start = observed.clone().requires_grad_()
         with torch.enable_grad():
             total = values(start).sum()
             (slope,) = torch.autograd.grad(total, start)
@@ -375,7 +377,8 @@ def squash(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = moments(outputs)
     u = torch.addcmul(mean, log_std.exp(), noise)
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0.
-    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+    softened = F.softplus(-2 * u)
+    log_slope = 2 * (math.log(2) - u - softened)
     log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_std
     log_prob = (log_density - log_slope).sum(-1)
     return torch.tanh(u), log_prob
@@ -527,7 +530,8 @@ class SoftActorCritic(Critics):
         next_q = self.head.value(pick(following.detach()))
         value = self.aggregate(next_q) - self.soft_cost(rows.next_obs, log_prob)
         target = rows.reward + rows.discount * value
-        return self.regress(x[: len(rows.obs)], now, target, pick, rows.reward)
+        now_rows = x[: len(rows.obs)]
+        return self.regress(now_rows, now, target, pick, rows.reward)
 
     def _fold_whitening(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold_whitening(scale, shift)

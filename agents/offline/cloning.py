@@ -144,7 +144,8 @@ class Cloning(IQL):
                 generator = None
             places = torch.as_tensor(finished)
             chunks = self.net.draw(whitened[places], generator)
-            chunk[finished] = chunks.cpu().numpy().reshape(len(finished), length, -1)
+            drawn = chunks.cpu().numpy()
+            chunk[finished] = drawn.reshape(len(finished), length, -1)
             at[finished] = 0
         action = self.encoding.decode(chunk[np.arange(count), at])
         return action, {"chunk": chunk, "at": at + 1}
@@ -161,9 +162,11 @@ class Cloning(IQL):
         if not largest < 1.001:
             raise ValueError(f"the data has actions at {largest:.3g} times the bounds of {self.action_space}")
         last = last_rows(data)[:, None]
-        rows = np.arange(len(obs))[:, None] + np.arange(self.config.chunk)
+        offsets = np.arange(self.config.chunk)
+        rows = np.arange(len(obs))[:, None] + offsets
         counts = np.repeat(rows <= last, action.shape[1], axis=1)
-        chunks = action[np.minimum(rows, last)].reshape(len(obs), -1)
+        following = action[np.minimum(rows, last)]
+        chunks = following.reshape(len(obs), -1)
         # What is learned from later keeps the units of the first data.
         if self._rows is None:
             std = obs.std(0, correction=0).clamp(min=1e-3)
@@ -171,12 +174,16 @@ class Cloning(IQL):
             self.net.std.copy_(std)
         whitened = self.net.whiten(obs.to(self.device))
         targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
-        return torch.cat([whitened, torch.as_tensor(targets, device=self.device)], -1)
+        columns = torch.as_tensor(targets, device=self.device)
+        return torch.cat([whitened, columns], -1)
 
 
 def last_rows(data: Transitions) -> np.ndarray:
     """The last row of each row's episode, int64 (N,)."""
-    parts = [np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)]
+    parts = []
+    for rows in episodes(data):
+        length = rows.stop - rows.start
+        parts.append(np.full(length, rows.stop - 1))
     return np.concatenate(parts)
 
 
@@ -196,7 +203,8 @@ class _Mixture(NormalizedInputs):
         components = self.shape[0]
         out = self.net(obs)[0]
         log_weights = torch.log_softmax(out[:, :components], -1)
-        means, log_std = out[:, components:].unflatten(1, self.shape).unbind(2)
+        moments = out[:, components:].unflatten(1, self.shape)
+        means, log_std = moments.unbind(2)
         if self.squash:
             means = torch.tanh(means)
         log_std = log_std.clamp(MIN_MIXTURE_LOG_STD, MAX_MIXTURE_LOG_STD)
@@ -245,7 +253,8 @@ class _Diffusion(NormalizedInputs):
     def clean(self, obs: Tensor, noisy: Tensor, abar: Tensor) -> Tensor:
         """The network's guess of chunks (B, W) with so much of their variance left, (B, 1)."""
         shares = [abar.sqrt(), (1 - abar).sqrt(), abar]
-        return self.net(torch.cat([obs, noisy, *shares], -1))[0]
+        inputs = torch.cat([obs, noisy, *shares], -1)
+        return self.net(inputs)[0]
 
     def loss(self, obs: Tensor, chunk: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
         shape = (len(obs), 1)

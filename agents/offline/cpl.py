@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agents.offline.iql import IQL, MINIBATCHES_A_DRAW, PI, run
+from agents.offline.iql import IQL, MINIBATCHES_A_DRAW, PI
 from envs.transitions import Transitions
 from lodestar.settings import Settings, setting
 
@@ -47,7 +47,9 @@ class CPLConfig(Settings):
 
 def cpl_loss(first: Tensor, second: Tensor, label: Tensor, bias: float) -> Tensor:
     """-label log sigma(A2 - bias A1) - (1 - label) log sigma(A1 - bias A2); `label` is P(second is better)."""
-    return -label * logsigmoid(second - bias * first) - (1 - label) * logsigmoid(first - bias * second)
+    if_second = logsigmoid(second - bias * first)
+    if_first = logsigmoid(first - bias * second)
+    return -label * if_second - (1 - label) * if_first
 
 
 class CPL(IQL):
@@ -87,14 +89,10 @@ class CPL(IQL):
         for step in range(steps):
             place = step % MINIBATCHES_A_DRAW
             if place == 0:
-                draws = torch.randint(
-                    held_out,
-                    len(self._label),
-                    (MINIBATCHES_A_DRAW, config.comparisons),
-                    generator=self._generator,
-                    device=self.device,
-                )
-            loss = float(self._flat.descend(self._loss(draws[place]), config.learning_rate))
+                shape = (MINIBATCHES_A_DRAW, config.comparisons)
+                draws = torch.randint(held_out, len(self._label), shape, generator=self._generator, device=self.device)
+            minibatch_loss = self._loss(draws[place])
+            loss = float(self._flat.descend(minibatch_loss, config.learning_rate))
             if held_out and (step % STEPS_BETWEEN_CHECKS == 0 or step == steps - 1):
                 with torch.no_grad():
                     held_out_loss = float(self._loss(slice(held_out)))
@@ -108,12 +106,15 @@ class CPL(IQL):
         """Clone the actions of one minibatch."""
         width = self.encoding.obs_size
         # Behind both observations and the action stand the signal, and whether the episode continues.
-        loss = -self._log_prob(rows[:, :width], rows[:, 2 * width : -2]).mean()
+        obs = rows[:, :width]
+        action = rows[:, 2 * width : -2]
+        loss = -self._log_prob(obs, action).mean()
         return {"cloning_loss": self._flat.descend(loss, self.config.learning_rate)}
 
     def _loss(self, rows: Any) -> Tensor:
         first, second = self._advantages(rows).unbind(1)
-        return cpl_loss(first, second, self._label[rows], self.config.bias).mean()
+        loss = cpl_loss(first, second, self._label[rows], self.config.bias)
+        return loss.mean()
 
     def _accuracy(self, rows: Any) -> float:
         """Share of the comparisons with a better side whose better side has the higher advantage."""
@@ -137,7 +138,7 @@ class CPL(IQL):
     def _log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
         """Of actions (B, A) in whitened observations (B, D): (B, 1)."""
         net = self.net
-        policy = net.policy(run(net.layers(PI), net.inputs(obs, action, PI))[0])
+        policy = net.policy(net(obs, action, PI)[0])
         if self.discrete:
             return net.log_prob(policy, action)
         return -(action - policy).square().sum(-1, keepdim=True)
@@ -150,10 +151,15 @@ class CPL(IQL):
         rows = super()._table(data, None)
         if signal is None or (signal[2] == 0.5).all():
             raise ValueError("CPL learns from comparisons that say which segment is better; give it some")
-        obs = np.stack([self.encoding.vector(side.obs, leading=2) for side in signal[:2]])
-        action = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
-        # Comparisons come first: (2, L, M, ...) -> (M, 2, L, ...).
-        self._action = torch.from_numpy(action).to(self.device).movedim(2, 0)
-        self._obs = self.net.whiten(torch.from_numpy(obs).to(self.device).movedim(2, 0))
+        first, second = signal[:2]
+        obs = [self.encoding.vector(side.obs, leading=2) for side in (first, second)]
+        action = [self.encoding.encode(side.action) for side in (first, second)]
+        self._action = self._to_segments(action)
+        self._obs = self.net.whiten(self._to_segments(obs))
         self._label = torch.tensor(signal[2], dtype=torch.float32, device=self.device)
         return rows
+
+    def _to_segments(self, sides: list[np.ndarray]) -> Tensor:
+        """Both sides of comparisons, (L, M, ...) each, as (M, 2, L, ...)."""
+        stacked = torch.from_numpy(np.stack(sides)).to(self.device)
+        return stacked.movedim(2, 0)

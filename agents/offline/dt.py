@@ -61,9 +61,11 @@ class DT(RCSL):
     def _loss(self, rows: Tensor) -> Tensor:
         size = self.own.action_size
         last = rows[:, 1:]
-        index = rows[:, :1] + torch.arange(self.config.context, device=self.device)
+        offsets = torch.arange(self.config.context, device=self.device)
+        index = rows[:, :1] + offsets
         window = self._table_of_steps[index.minimum(last)]
-        counts = (index <= last).flatten()[:, None].expand(-1, size)
+        counts = (index <= last).flatten()
+        counts = counts[:, None].expand(-1, size)
         features = self.net(window).flatten(0, 1)
         action = window[..., -size:].flatten(0, 1)
         return self.net.head.loss(features, action, counts, self._generator)
@@ -85,7 +87,8 @@ class DT(RCSL):
         at[full] = context - 1
         vector = torch.as_tensor(inputs, device=self.device)
         window[rows, at, :-size] = self.net.whiten(vector).cpu()
-        features = self.net(torch.as_tensor(window, device=self.device))[rows, at]
+        steps = torch.as_tensor(window, device=self.device)
+        features = self.net(steps)[rows, at]
         generator = None if deterministic else self._generator
         drawn = self.net.head.draw(features, generator)
         action = self.own.decode(drawn.cpu().numpy())
@@ -106,5 +109,7 @@ class _Sequence(NormalizedInputs):
     def forward(self, steps: Tensor) -> Tensor:
         """Whitened obs, return-to-go and action, side by side (B, K, D + 1 + A) -> features of the obs (B, K, W)."""
         obs, to_go, action = steps.split(self.sizes, -1)
-        tokens = [embed(x) for embed, x in zip(self.embed, (to_go, obs, action))]
-        return self.body(torch.stack(tokens, 2).flatten(1, 2))[:, 1::3]
+        parts = (to_go, obs, action)
+        tokens = [embed(x) for embed, x in zip(self.embed, parts)]
+        sequence = torch.stack(tokens, 2).flatten(1, 2)
+        return self.body(sequence)[:, 1::3]

@@ -36,21 +36,26 @@ ROWS_A_CALL = 10_000
 
 def fitted_value(policy: Predictor, data: Transitions, steps: int, gamma: float, seed: int = 0) -> float:
     """The discounted return from the first states of `data`, a batch (N,), by its task's rewards, after `steps`."""
-    data = data[np.asarray(data.valid, bool)]
+    is_valid = np.asarray(data.valid, bool)
+    data = data[is_valid]
     encoding = SpaceEncoding(policy.observation_space, policy.action_space)
-    obs = torch.from_numpy(np.array(encoding.vector(data.obs), np.float32))
+    obs = _to_tensor(encoding.vector(data.obs))
     std, mean = torch.std_mean(obs, 0, correction=0)
 
     def inputs(observations: Any, action: np.ndarray) -> Tensor:
-        vector = torch.from_numpy(np.array(encoding.vector(observations), np.float32))
-        whitened = ((vector - mean) / std.clamp(min=1e-3)).clamp(-CLIP, CLIP)
-        return torch.cat([whitened, torch.from_numpy(encoding.encode(action))], -1)
+        vector = _to_tensor(encoding.vector(observations))
+        whitened = (vector - mean) / std.clamp(min=1e-3)
+        whitened = whitened.clamp(-CLIP, CLIP)
+        encoded = torch.from_numpy(encoding.encode(action))
+        return torch.cat([whitened, encoded], -1)
 
     recorded = inputs(data.obs, data.action)
-    following = inputs(data.next_obs, chosen_actions(policy, data.next_obs))
-    reward = torch.from_numpy(np.array(data.reward, np.float32))
+    next_action = chosen_actions(policy, data.next_obs)
+    following = inputs(data.next_obs, next_action)
+    reward = _to_tensor(data.reward)
     unit = float(reward.std()) or 1.0
-    discount = gamma * torch.from_numpy(~np.asarray(data.terminated, bool)).float()
+    continues = torch.from_numpy(~np.asarray(data.terminated, bool))
+    discount = gamma * continues.float()
     q = _fit(recorded, reward / unit, discount, following, steps, gamma, seed)
     is_first = np.asarray(data.step) == 0
     if not is_first.any():
@@ -59,6 +64,11 @@ def fitted_value(policy: Predictor, data: Transitions, steps: int, gamma: float,
     with torch.no_grad():
         values = q(inputs(starts, chosen_actions(policy, starts)))
     return float(values.mean()) * unit
+
+
+def _to_tensor(numbers: Any) -> Tensor:
+    """A copy in float32."""
+    return torch.from_numpy(np.array(numbers, np.float32))
 
 
 def chosen_actions(policy: Predictor, obs: Any) -> np.ndarray:

@@ -71,7 +71,8 @@ class HILP(IQL):
         obs = self.own.vector(data.obs)
         next_obs = self.own.vector(data.next_obs)
         room = ((0, 0), (0, self.config.features))
-        wider = data.replace(obs=np.pad(obs, room), next_obs=np.pad(next_obs, room))
+        wider_obs = np.pad(obs, room)
+        wider = data.replace(obs=wider_obs, next_obs=np.pad(next_obs, room))
         rows = super()._table(wider, None)
         # z is read as it is.
         self.net.mean[self.own.obs_size :] = 0
@@ -79,22 +80,26 @@ class HILP(IQL):
         before = torch.from_numpy(self.phi(obs)).to(self.device)
         after = torch.from_numpy(self.phi(next_obs)).to(self.device)
         # The deviation of r_z over uniform z; without any movement rewards are 0 in every unit.
-        self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0
+        distance = (after - before).square().sum(1)
+        self.unit = float(distance.mean().sqrt()) or 1.0
         return torch.cat([rows, before, after], 1)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         width = self.encoding.obs_size
         obs_size = self.own.obs_size
         d = self.config.features
-        rows, before, after = rows.split([rows.shape[1] - 2 * d, d, d], 1)
+        width_of_rows = rows.shape[1] - 2 * d
+        rows, before, after = rows.split([width_of_rows, d, d], 1)
         noise = draw_normal(self._generator, *before.shape)
         chance = draw_uniform(self._generator, len(rows), 1)
         # The other z lead from each row's state to where the row before it ended.
-        z = on_sphere(torch.where(chance < UNIFORM_Z_SHARE, noise, after.roll(1, 0) - before))
+        to_another = after.roll(1, 0) - before
+        z = on_sphere(torch.where(chance < UNIFORM_Z_SHARE, noise, to_another))
         rows[:, obs_size:width] = z
         rows[:, width + obs_size : 2 * width] = z
         # The last two columns are the signal, and whether the episode continues: nothing ends.
-        rows[:, -2] = ((after - before) * z).sum(1) / self.unit
+        reward = ((after - before) * z).sum(1)
+        rows[:, -2] = reward / self.unit
         rows[:, -1] = 1
         return super()._step(rows)
 

@@ -164,7 +164,8 @@ class IQL(Predictor):
 
     def _flatten(self) -> Flat:
         """All parameters that are learned as one vector, with a fresh optimiser."""
-        return Flat.over([parameter for parameter in self.net.parameters() if parameter.requires_grad])
+        learned = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+        return Flat.over(learned)
 
     def extra_state(self) -> dict[str, Any]:
         return self.kept
@@ -191,11 +192,13 @@ class IQL(Predictor):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         net = self.net
-        vector = net.whiten(torch.as_tensor(self.encoding.vector(obs), device=self.device))
+        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        vector = net.whiten(vector)
         # The policy's place in the stack has inputs for an action, which it does not read.
         unused = vector.new_zeros(len(vector), self.encoding.action_size)
-        outputs = run(net.layers(PI), net.inputs(vector, unused, PI))[0]
-        action = self._choose(net.policy(outputs), deterministic).cpu().numpy()
+        outputs = net(vector, unused, PI)[0]
+        chosen = self._choose(net.policy(outputs), deterministic)
+        action = chosen.cpu().numpy()
         if self.discrete:
             return action + self.encoding.action_space.start, None
         return self.encoding.decode(action), None
@@ -277,8 +280,7 @@ class IQL(Predictor):
         inputs = net.inputs(obs, action)
         with torch.no_grad():
             target = net.q(run(self._target, inputs[Q]), action).amin(0)
-            next_inputs = net.inputs(next_obs, action, V)
-            next_value = run(net.layers(V), next_inputs)[0, :, :1]
+            next_value = net(next_obs, action, V)[0, :, :1]
         outputs = run(net.layers(), inputs)
         value = outputs[2, :, :1]
         policy_outputs = outputs[3]
@@ -350,11 +352,13 @@ class IQL(Predictor):
         both = torch.cat([obs, next_obs])
         self.net.mean.copy_(both.mean(0))
         self.net.std.copy_(both.std(0).clamp(min=1e-3))
-        numbers = np.stack([signal, ~np.asarray(data.terminated, bool)], -1)
+        continues = ~np.asarray(data.terminated, bool)
+        numbers = np.stack([signal, continues], -1)
+        action = self.encoding.encode(data.action)
         columns = [
             self.net.whiten(obs.to(self.device)),
             self.net.whiten(next_obs.to(self.device)),
-            torch.tensor(self.encoding.encode(data.action), device=self.device),
+            torch.tensor(action, device=self.device),
             torch.tensor(numbers, dtype=torch.float32, device=self.device),
         ]
         return torch.cat(columns, -1)
@@ -449,6 +453,10 @@ class _Networks(NormalizedInputs):
             obs = torch.cat([obs, action], -1)
         return obs * self.reads[nets]
 
+    def forward(self, obs: Tensor, action: Tensor, nets: slice = slice(None)) -> Tensor:
+        """(K, B, out)."""
+        return run(self.layers(nets), self.inputs(obs, action, nets))
+
     def q(self, outputs: Tensor, action: Tensor) -> Tensor:
         """Q of recorded actions, (K, B, 1), from outputs (K, B, A)."""
         if self.discrete:
@@ -465,7 +473,8 @@ class _Networks(NormalizedInputs):
     def log_prob(self, policy: Tensor, action: Tensor) -> Tensor:
         """Log-probability of recorded actions, up to a constant; (B, 1)."""
         if self.discrete:
-            return (torch.log_softmax(policy, -1) * action).sum(-1, keepdim=True)
+            log_probs = torch.log_softmax(policy, -1)
+            return (log_probs * action).sum(-1, keepdim=True)
         log_std = self.deviation_log()
         scaled = (action - policy) * torch.exp(-log_std)
         return -(0.5 * scaled.square() + log_std).sum(-1, keepdim=True)

@@ -48,7 +48,8 @@ class RCSL(Cloning):
     def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         metrics = super().learn(steps)
         data = self._data
-        transition = np.concatenate((data.obs, self.own.encode(data.action), data.next_obs), -1)
+        action = self.own.encode(data.action)
+        transition = np.concatenate((data.obs, action, data.next_obs), -1)
         x = torch.as_tensor(transition, device=self.device)
         y = torch.as_tensor(data.reward, device=self.device)
         self.worth.fit(x, y, min(steps, MAX_REWARD_STEPS))
@@ -83,7 +84,10 @@ class RCSL(Cloning):
         """As in `Cloning`, of observations as vectors with their returns-to-go."""
         self._data = data
         parts = episodes(data)
-        sums = [data.reward[rows][::-1].cumsum()[::-1] for rows in parts]
+        sums = []
+        for rows in parts:
+            backwards = data.reward[rows][::-1]
+            sums.append(backwards.cumsum()[::-1])
         to_go = np.concatenate(sums).astype(np.float32)
         # What episodes returned that were recorded from beginning to end, or all if none was.
         starts = np.array([rows.start for rows in parts])
@@ -99,22 +103,28 @@ class RCSL(Cloning):
             target = float(np.quantile(returns, self.asked))
         elif not low <= target <= high:
             raise ValueError(f"agent.target={target:g} is out of range; episodes returned {low:g} to {high:g}")
-        self.asks = {"target": target, "low": float(to_go.min()), "high": float(to_go.max())}
+        low_to_go = float(to_go.min())
+        high_to_go = float(to_go.max())
+        self.asks = {"target": target, "low": low_to_go, "high": high_to_go}
         obs = np.concatenate([data.obs, to_go[:, None]], -1)
         return super()._table(data.replace(obs=obs), None)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.own.vector(obs)
         asks = self.asks
-        to_go = np.full((len(vector), 1), asks["target"], np.float32)
+        asked = asks["target"]
+        to_go = np.full((len(vector), 1), asked, np.float32)
         if state is not None:
             transition = np.concatenate([state["obs"], state["action"], vector], -1)
-            reward = self.worth.predict(torch.as_tensor(transition, device=self.device))
-            left = state["to_go"] - reward.cpu().numpy()[:, None]
-            to_go = np.where(starts[:, None], to_go, left.clip(asks["low"], asks["high"]))
+            x = torch.as_tensor(transition, device=self.device)
+            reward = self.worth.predict(x).cpu().numpy()
+            left = state["to_go"] - reward[:, None]
+            left = left.clip(asks["low"], asks["high"])
+            to_go = np.where(starts[:, None], to_go, left)
         inputs = np.concatenate([vector, to_go], -1)
         action, inner = self._act(inputs, state, starts, deterministic)
-        return action, {**inner, "obs": vector, "action": self.own.encode(action), "to_go": to_go}
+        encoded = self.own.encode(action)
+        return action, {**inner, "obs": vector, "action": encoded, "to_go": to_go}
 
     def _act(self, inputs: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """Actions for observations with their returns-to-go (B, D + 1), and the policy's own state."""

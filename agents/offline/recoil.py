@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from agents.offline.iql import IQL, IQLConfig, Q, run
+from agents.offline.iql import IQL, IQLConfig, Q
 from lodestar.numerics.draws import draw_integers
 from lodestar.settings import setting
 
@@ -81,7 +81,8 @@ class ReCOIL(IQL):
     ) -> Tensor:
         config = self.config
         # As `_draw` puts them together, the second half of the rows are demonstrations.
-        is_demo = torch.arange(len(obs), device=obs.device)[:, None] >= len(obs) // 2
+        row = torch.arange(len(obs), device=obs.device)[:, None]
+        is_demo = row >= len(obs) // 2
         unit = 1 - config.gamma if config.normalize_reward else 1.0
         if config.form == "code":
             top = 2 * unit / (1 - config.gamma)
@@ -91,9 +92,11 @@ class ReCOIL(IQL):
         own_q = self._own_q(obs, policy)
         # Each half of the rows stands for its share of the mixture, which is twice that of the whole.
         weight = 2 * torch.where(is_demo, config.mixture, 1 - config.mixture)
-        error = weight * (config.gamma * continues * next_value - q).square() / 4
+        bellman_error = config.gamma * continues * next_value - q
+        error = weight * bellman_error.square() / 4
         contrast = torch.where(is_demo, -q, own_q)
-        return (2 * unit * config.mixture * contrast + error).mean((1, 2)).sum()
+        terms = 2 * unit * config.mixture * contrast + error
+        return terms.mean((1, 2)).sum()
 
     def _own_q(self, obs: Tensor, policy: Tensor) -> Tensor:
         """Values (2, B, 1) of one action each that the policy draws."""
@@ -104,4 +107,4 @@ class ReCOIL(IQL):
                 action = one_hot(action, policy.shape[1]).to(obs)
             else:
                 action = action.clamp(-1, 1)
-        return net.q(run(net.layers(Q), net.inputs(obs, action, Q)), action)
+        return net.q(net(obs, action, Q), action)
