@@ -78,12 +78,14 @@ class Predictor(ABC):
         batch = observation
         if single:
             batch = map_obs(lambda x: np.asarray(x)[None], observation)
-        n = len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch
+        n = len(first)
         if episode_start is None:
             episode_start = np.zeros(n, bool)
         if deterministic is None:
             deterministic = self.mode
-        arguments: list[Any] = [batch, state, np.asarray(episode_start, bool).reshape(n), deterministic]
+        starts = np.asarray(episode_start, bool).reshape(n)
+        arguments: list[Any] = [batch, state, starts, deterministic]
         if self.masked:
             arguments.append(require_mask(mask, self.action_space, n))
         with torch.no_grad():
@@ -128,7 +130,10 @@ class Predictor(ABC):
     def save(self, path: str) -> None:
         """Write weights, configuration and `extra_state` to one safetensors file; nothing in it is ever executed."""
         weights = self.policy.state_dict()
-        tensors = {key: value.detach().cpu().contiguous().numpy() for key, value in weights.items()}
+        tensors = {}
+        for key, value in weights.items():
+            on_host = value.detach().cpu().contiguous()
+            tensors[key] = on_host.numpy()
         tree, arrays = pack(self.extra_state())
         tensors |= arrays
         metadata = {
@@ -154,7 +159,8 @@ class Predictor(ABC):
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
-        arrays = {key: tensors.pop(key).numpy() for key in list(tensors) if key.startswith("/")}
+        array_keys = [key for key in tensors if key.startswith("/")]
+        arrays = {key: tensors.pop(key).numpy() for key in array_keys}
         state: StateDict = {}
         try:
             agent = build(json.loads(metadata["config"]))

@@ -99,9 +99,8 @@ class QD(BaseAgent):
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         obs_size = self.encoding.obs_size
         self._refuse_settings(obs_size)
-        self.policy = Stacked(
-            1, obs_size, config.net_arch, self.encoding.action_size, activation="tanh", seed=self.seed
-        )
+        outputs = self.encoding.action_size
+        self.policy = Stacked(1, obs_size, config.net_arch, outputs, activation="tanh", seed=self.seed)
         self.policy.requires_grad_(False)
         self.genes = sum(weight.numel() for weight in self.policy.weights())
         box: Any = gym.spaces.flatten_space(self.observation_space)
@@ -164,7 +163,8 @@ class QD(BaseAgent):
         layers = self.policy.weights()
         sizes = [layer.numel() for layer in layers]
         parts = torch.from_numpy(genomes).split(sizes, -1)
-        return [part.reshape(-1, *layer.shape[1:]) for part, layer in zip(parts, layers)]
+        genomes_of_layers = zip(parts, layers)
+        return [part.reshape(-1, *layer.shape[1:]) for part, layer in genomes_of_layers]
 
     def _outputs(self, obs: Obs, weights: list[Tensor] | None = None) -> Tensor:
         """Outputs of M policies for an observation each, (M, 1, A); of the best for all of them, (1, B, A)."""
@@ -270,7 +270,8 @@ class QD(BaseAgent):
 
     def _mutate(self, parents: np.ndarray, sigma: float) -> np.ndarray:
         """Children of randomly chosen parents (M, G), one an environment."""
-        chosen = parents[self.rng.integers(len(parents), size=self.steps.n)]
+        places = self.rng.integers(len(parents), size=self.steps.n)
+        chosen = parents[places]
         mutated = chosen + sigma * self.rng.normal(size=chosen.shape)
         return np.clip(mutated, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
 
@@ -280,10 +281,13 @@ class QD(BaseAgent):
     def _novelty(self, new: People, entered: np.ndarray) -> np.ndarray:
         pool = join(self.people, new)
         everyone = join(join(pool, self.archive), self.rewarded)
-        if self.config.descriptor in ("autoencoder", "frame") and (self.generation - 1) % REFIT_GENERATIONS == 0:
-            self.coder = fit_encoder(np.asarray(everyone["seen"], np.float64), self.config.code, self.seed)
+        has_coder = self.config.descriptor in ("autoencoder", "frame")
+        if has_coder and (self.generation - 1) % REFIT_GENERATIONS == 0:
+            seen = np.asarray(everyone["seen"], np.float64)
+            self.coder = fit_encoder(seen, self.config.code, self.seed)
         codes = self._codes(everyone)
-        novelties = novelty(codes[: len(pool["seen"])], codes, self.config.nearest)
+        pool_codes = codes[: len(pool["seen"])]
+        novelties = novelty(pool_codes, codes, self.config.nearest)
         order = np.argsort(-novelties, kind="stable")
         self.people = select(pool, order[: self.config.population])
         archived = self.rng.permutation(self.steps.n)[:ARCHIVED_CHILDREN]
@@ -366,11 +370,12 @@ class QD(BaseAgent):
         occupied = select(self.map, np.isfinite(self.map["fitness"]))
         if len(occupied["fitness"]):
             archive.add(occupied["genome"], occupied["fitness"], occupied["place"])
+        n_children = self.steps.n - self.replays
         emitter = EvolutionStrategyEmitter(
             archive,
             x0=np.zeros(self.genes),
             sigma0=self.config.sigma,
-            batch_size=self.steps.n - self.replays,
+            batch_size=n_children,
             seed=self.seed + 1,
         )
         self.scheduler = Scheduler(archive, [emitter])
@@ -421,9 +426,8 @@ def fit_encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:
     mean = x.mean(0)
     std = np.maximum(x.std(0), 1e-6)
     z = (x - mean) / std
-    net = MLPRegressor(
-        hidden_layer_sizes=(32, code, 32), activation="tanh", solver="lbfgs", max_iter=200, random_state=seed
-    )
+    units = (32, code, 32)
+    net = MLPRegressor(hidden_layer_sizes=units, activation="tanh", solver="lbfgs", max_iter=200, random_state=seed)
     net.fit(z, z)
     return [mean, std, *net.coefs_[:2], *net.intercepts_[:2]]
 

@@ -63,11 +63,13 @@ class Stages(nn.Module):
         self.register_buffer("mean", torch.zeros(inputs))
         self.register_buffer("std", torch.ones(inputs))
         for number, weight in enumerate(net.weights()):
-            self.register_buffer(f"layer{number}", weight.new_zeros((0, *weight.shape[1:])))
+            no_rows = weight.new_zeros((0, *weight.shape[1:]))
+            self.register_buffer(f"layer{number}", no_rows)
 
     @property
     def tables(self) -> list[Tensor]:
-        return [getattr(self, f"layer{number}") for number in range(len(self.net.weights()))]
+        n_layers = len(self.net.weights())
+        return [getattr(self, f"layer{number}") for number in range(n_layers)]
 
     @property
     def ready(self) -> int:
@@ -136,9 +138,11 @@ class SQIRL(BaseAgent):
         # The observation, and the step within the episode.
         inputs = self.encoding.obs_size + 1
         sizes = (1, inputs, config.net_arch, self.encoding.action_size)
-        self.nets = nn.ModuleList(Stacked(*sizes, seed=seed + depth) for depth in range(config.k)).to(self.device)
+        nets = [Stacked(*sizes, seed=seed + depth) for depth in range(config.k)]
+        self.nets = nn.ModuleList(nets).to(self.device)
         self.flats = [Flat.over(list(net.parameters())) for net in self.nets]
-        self.policy = Stages(Stacked(*sizes, seed=seed), inputs).to(self.device)
+        stages = Stages(Stacked(*sizes, seed=seed), inputs)
+        self.policy = stages.to(self.device)
         self.steps = Steps(self.envs, seed, self.scorer)
         self.episodes = self.steps.episodes
         self.rng = np.random.default_rng([seed, 3])
@@ -223,7 +227,8 @@ class SQIRL(BaseAgent):
             # Inputs are whitened by those of the very first stage, once and for all.
             first_inputs = join_time(vector, step)
             self.policy.mean.copy_(first_inputs.mean(0))
-            self.policy.std.copy_(first_inputs.std(0, correction=0).clamp(min=1e-2))
+            std = first_inputs.std(0, correction=0).clamp(min=1e-2)
+            self.policy.std.copy_(std)
         x = self.policy.inputs(vector, step)
         next_x = self.policy.inputs(next_vector, step + 1)
         action = tensor(self.encoding.encode(rows.action)).argmax(-1)
@@ -241,7 +246,8 @@ class SQIRL(BaseAgent):
             next_value = next_q.amax(-1) * std + mean
             # The next depth learns r + gamma max Q of this one.
             target = rewards + self.config.gamma * continues * next_value
-        self.policy.set_weights(self.stage, list(self.nets[-1].parameters()))
+        last_weights = list(self.nets[-1].parameters())
+        self.policy.set_weights(self.stage, last_weights)
         return loss
 
     def _fit(self, depth: int, x: Tensor, action: Tensor, target: Tensor) -> float:

@@ -581,7 +581,4 @@ def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
     # A gradient of 0 has no direction: 0 / 0 is NaN.
     units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     table = (units @ units.T).clamp(-1, 1).tolist()
-    table_of = {}
-    for name, row in zip(gradients, table):
-        table_of[name] = dict(zip(gradients, row))
-    return table_of
+    return {name: dict(zip(gradients, row)) for name, row in zip(gradients, table)}

@@ -215,7 +215,8 @@ class PPO(BaseAgent):
         def after_row(t: int) -> bool:
             self.num_timesteps += rollout.n
             ended = rollout.terminated[t] | rollout.truncated[t]
-            return on_step(rollout.reward[t], ended, map_obs(lambda x: x[t + 1], observed))
+            next_obs = map_obs(lambda x: x[t + 1], observed)
+            return on_step(rollout.reward[t], ended, next_obs)
 
         return self.schedule.collect(self, after_row)
 
@@ -351,7 +352,8 @@ class PPO(BaseAgent):
         )
 
     def _require_finite_weights(self, value_loss: float, scored: ScoredRollout) -> None:
-        if np.isfinite(value_loss) and bool(torch.isfinite(self.flat.value.sum())):
+        is_finite_weight = bool(torch.isfinite(self.flat.value.sum()))
+        if is_finite_weight and np.isfinite(value_loss):
             return
         raise FloatingPointError(
             f"the loss of the policy became {value_loss} after {scored.timesteps:,} steps; lower "
@@ -374,7 +376,8 @@ class PPO(BaseAgent):
                 explained = 1 - residual.var() / variance
             self.metrics[tag] = float(explained)
         if self.learnt.log_std is not None:
-            self.metrics["train/std"] = float(self.learnt.log_std.detach().exp().mean())
+            std = self.learnt.log_std.detach().exp()
+            self.metrics["train/std"] = float(std.mean())
         self.metrics["train/learning_rate"] = self.learner.learning_rate
 
     def _update_statistics(self, collector: Collector, valid: np.ndarray) -> None:
@@ -388,7 +391,8 @@ class PPO(BaseAgent):
     def show_statistics(self) -> None:
         """Give the statistics of the observations to the network."""
         self.learnt.obs_mean.copy_(torch.as_tensor(self.obs_statistics.mean))
-        self.learnt.obs_scale.copy_(torch.as_tensor(1 / np.sqrt(self.obs_statistics.var + 1e-8)))
+        scale = 1 / np.sqrt(self.obs_statistics.var + 1e-8)
+        self.learnt.obs_scale.copy_(torch.as_tensor(scale))
 
     @classmethod
     def samples(cls, config: Any, action_space: gym.Space) -> bool:
@@ -417,11 +421,13 @@ class PPO(BaseAgent):
         def on_device(x: Any) -> Tensor:
             return torch.as_tensor(x, device=self.device)
 
-        pixels = {key: on_device(image) for key, image in policy.inputs.pixels(obs).items()}
+        images = policy.inputs.pixels(obs)
+        pixels = {key: on_device(image) for key, image in images.items()}
         features = policy.features(on_device(policy.inputs.vector(obs)), pixels)
         if policy.gru is not None:
             hidden = torch.zeros(len(features), policy.gru.hidden_size) if state is None else state
-            unrolled, last = policy.unroll(features[None], on_device(hidden), on_device(starts)[None])
+            begins = on_device(starts)[None]
+            unrolled, last = policy.unroll(features[None], on_device(hidden), begins)
             features = unrolled[0]
             state = last.cpu().numpy()
         outputs = mask_outputs(policy.heads(features)[0], mask)

@@ -24,8 +24,10 @@ def sequences(x: np.ndarray, length: int) -> np.ndarray:
     """(T, N, ...) -> (length, T / length * N, ...): sequences side by side, those of the first steps first."""
     count = len(x) // length
     n = x.shape[1]
-    by_sequence = x.reshape(count, length, *x.shape[1:]).swapaxes(0, 1)
-    return np.ascontiguousarray(by_sequence).reshape(length, count * n, *x.shape[2:])
+    by_sequence = x.reshape(count, length, *x.shape[1:])
+    by_sequence = by_sequence.swapaxes(0, 1)
+    side_by_side = np.ascontiguousarray(by_sequence)
+    return side_by_side.reshape(length, count * n, *x.shape[2:])
 
 
 class Collector(Stateful):
@@ -132,7 +134,8 @@ class Collector(Stateful):
         correlate(noise, self.learner.config.noise_correlation)
         self.learner.begin_rollout()
         if self.recurrent:
-            self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
+            n_sequences = length // self.sequence
+            self.hidden = [self.learner.hidden.clone() for _ in range(n_sequences)]
         first_obs = map_obs(lambda x: x[0], rollout.obs)
         self._read(0, slice(0, rollout.n), first_obs)
         # A group acts on row t as soon as its step t - 1 is there, while the others still step.
@@ -175,11 +178,8 @@ class Collector(Stateful):
             "reward": reward,
             "next_obs": map_obs(lambda x: x[1:], rollout.obs),
         }
-        refuse(
-            {"reward": reward, "observation": self.vector, "action": rollout.action},
-            rollout.steps,
-            record,
-        )
+        read = {"reward": reward, "observation": self.vector, "action": rollout.action}
+        refuse(read, rollout.steps, record)
 
     def _read(self, t: int, group: slice, obs: Any) -> None:
         if not self._shared:
@@ -195,7 +195,8 @@ class Collector(Stateful):
         else:
             if self.recurrent and t % self.sequence == 0:
                 self.hidden[t // self.sequence][group] = learner.hidden[group]
-            action, values, log_prob = learner.act(vector, pixels, noise, mask, group, self.starts[t, group])
+            starts = self.starts[t, group]
+            action, values, log_prob = learner.act(vector, pixels, noise, mask, group, starts)
             self.values[t, group] = values
             self.log_prob[t, group] = log_prob
         self.chosen[t, group] = action
@@ -204,7 +205,8 @@ class Collector(Stateful):
     def _pixels(self, rows: Any) -> dict[str, Any]:
         if not self.inputs.images:
             return {}
-        return self.inputs.pixels(map_obs(lambda x: x[rows], self.rollout.obs))
+        obs = map_obs(lambda x: x[rows], self.rollout.obs)
+        return self.inputs.pixels(obs)
 
     def _mask(self, t: int, group: slice) -> np.ndarray | None:
         """The actions allowed at row t, bool (B, outputs); None for all. A `MaskFault` where none is."""
@@ -231,12 +233,15 @@ class Collector(Stateful):
         """Where episodes begin; and the value of a last observation, which needs the state of this moment."""
         rollout = self.rollout
         ended = rollout.terminated[t - 1, group] | rollout.truncated[t - 1, group]
-        self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
-        if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
+        begins = ended if rollout.same_step else ~rollout.valid[t - 1, group]
+        self.starts[t, group] = begins
+        has_finals = ended.any() and len(rollout.finals) > 0
+        if has_finals and rollout.finals[-1][0] == t - 1:
             _, columns, last = rollout.finals[-1]
             vector = self.inputs.vector(last)
             hidden = self.learner.hidden[columns]
-            self.last_values[t - 1, columns] = self.learner.values(vector, self.inputs.pixels(last), hidden)
+            values = self.learner.values(vector, self.inputs.pixels(last), hidden)
+            self.last_values[t - 1, columns] = values
 
     def _abandon(self, t: int) -> None:
         """Stop in the middle: what was collected is dropped."""
@@ -255,11 +260,13 @@ class Collector(Stateful):
         if self.recurrent:
             hidden = learner.hidden.clone()
             hidden[learner.tensor(self.starts[length])] = 0
-            self.values[length] = learner.values(self.vector[length], self._pixels(length), hidden)
+            pixels = self._pixels(length)
+            self.values[length] = learner.values(self.vector[length], pixels, hidden)
         elif learner.deferred:
             self.evaluate_by(learner)
         else:
-            self.values[length] = learner.evaluate(self.vector[length], self._pixels(length), None)[0]
+            last = learner.evaluate(self.vector[length], self._pixels(length), None)
+            self.values[length] = last[0]
             self._evaluate_timed_out(learner)
 
     def evaluate_by(self, learner: Any) -> None:
@@ -268,7 +275,8 @@ class Collector(Stateful):
         vector = self.vector.reshape((length + 1) * n, -1)
         pixels = map_obs(lambda x: x.reshape(-1, *x.shape[2:]), self._pixels(slice(None)))
         masks = map_obs(lambda x: x.reshape(length * n, -1), self._masks())
-        values, log_prob = learner.evaluate(vector, pixels, self.chosen.reshape(length * n, -1), masks)
+        actions = self.chosen.reshape(length * n, -1)
+        values, log_prob = learner.evaluate(vector, pixels, actions, masks)
         self.values[:] = values.reshape(self.values.shape)
         self.log_prob[:] = log_prob.reshape(length, n)
         self._evaluate_timed_out(learner)
@@ -288,7 +296,8 @@ class Collector(Stateful):
         timed_out = self.rollout.timed_out()
         if timed_out is not None:
             times, columns, last = timed_out
-            values, _ = learner.evaluate(self.inputs.vector(last), self.inputs.pixels(last), None)
+            pixels = self.inputs.pixels(last)
+            values, _ = learner.evaluate(self.inputs.vector(last), pixels, None)
             self.last_values[times, columns] = values
 
     def batch(self, targets: Targets) -> Batch:
@@ -300,9 +309,10 @@ class Collector(Stateful):
                 return sequences(x, self.sequence)
             return x.reshape(length * n, *x.shape[2:])
 
+        pixels = self._pixels(slice(0, length))
         batch = Batch(
             vector=rows_of(self.vector[:length]),
-            pixels=map_obs(rows_of, self._pixels(slice(0, length))),
+            pixels=map_obs(rows_of, pixels),
             action=rows_of(self.chosen),
             targets=Targets(rows_of(targets.rows)),
             mask=map_obs(rows_of, self._masks()),

@@ -53,10 +53,12 @@ class DeviceCollector(Collector):
         self.reads_obs = bool(requires & {"obs", "next_obs"})
         self.generator = torch.Generator(device).manual_seed(seed)
         # The device's own of what `Collector` has on the host.
-        self.vector = torch.zeros(length + 1, n, self.inputs.size, device=device)
+        width = self.inputs.size
+        self.vector = torch.zeros(length + 1, n, width, device=device)
         self.observed = self.vector
         kind = torch.float32 if self.actions.gaussian else torch.int64
-        self._chosen = torch.zeros(length, n, self.actions.choices, dtype=kind, device=device)
+        choices = self.actions.choices
+        self._chosen = torch.zeros(length, n, choices, dtype=kind, device=device)
         self._values = torch.zeros(length + 1, n, streams, device=device)
         self._log_prob = torch.zeros(length, n, device=device)
         self._reward = torch.zeros(length, n, device=device)
@@ -76,7 +78,8 @@ class DeviceCollector(Collector):
         noise = self.actions.draw_on(self.generator, length, self.rollout.n)
         correlate(noise, self.learner.config.noise_correlation)
         for t in range(length):
-            action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t], None)
+            chosen = self.learner.choose(self.vector[t], {}, noise[t], None)
+            action, self._values[t], self._log_prob[t] = chosen
             self._chosen[t] = action
             step = self.envs.step(self.actions.to_env_on(action))
             self.vector[t + 1], self._reward[t], self._terminated[t], self._truncated[t], infos = step
@@ -98,22 +101,27 @@ class DeviceCollector(Collector):
         success = infos["final_info"].get("is_success")
         if success is not None:
             success = success.clone()
-        self._ends.append(EpisodeEnds(t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success))
+        ended = infos["_final_obs"].clone()
+        last_obs = infos["final_obs"].clone()
+        self._ends.append(EpisodeEnds(t, ended, last_obs, success))
 
     def _copy_to_host(self) -> None:
         rollout = self.rollout
         rollout.reward[:] = self._reward.cpu().numpy()
         rollout.terminated[:] = self._terminated.cpu().numpy()
         rollout.truncated[:] = self._truncated.cpu().numpy()
-        actions = self.actions.to_env_on(self._chosen.flatten(0, 1)).cpu().numpy()
+        actions = self.actions.to_env_on(self._chosen.flatten(0, 1))
+        actions = actions.cpu().numpy()
         rollout.action[:] = actions.reshape(rollout.action.shape)
         if self.reads_obs:
             rollout.obs[:] = self.vector.cpu().numpy()
         for end in self._ends:
             columns = np.flatnonzero(end.ended.cpu().numpy())
-            rollout.finals.append((end.t, columns, end.last_obs[end.ended].cpu().numpy()))
+            last_obs = end.last_obs[end.ended].cpu().numpy()
+            rollout.finals.append((end.t, columns, last_obs))
             if end.success is not None:
-                rollout.success[end.t, columns] = end.success[end.ended].cpu().numpy()
+                success = end.success[end.ended].cpu().numpy()
+                rollout.success[end.t, columns] = success
 
     def evaluate(self) -> None:
         self.values[:] = self._values.cpu().numpy()
@@ -121,13 +129,15 @@ class DeviceCollector(Collector):
         self.values[-1] = self.learner.values(self.vector[-1], {})
         for end in self._ends:
             last_obs = end.last_obs[end.ended]
-            self.last_values[end.t, end.ended.cpu().numpy()] = self.learner.values(last_obs, {})
+            columns = end.ended.cpu().numpy()
+            self.last_values[end.t, columns] = self.learner.values(last_obs, {})
         self._ends.clear()
 
     def batch(self, targets: Targets) -> Batch:
-        on_device = torch.as_tensor(targets.rows, device=self.vector.device)
+        rows = torch.as_tensor(targets.rows, device=self.vector.device)
         vector = self.vector[:-1].flatten(0, 1)
-        return Batch(vector, {}, self._chosen.flatten(0, 1), Targets(on_device.flatten(0, 1)))
+        action = self._chosen.flatten(0, 1)
+        return Batch(vector, {}, action, Targets(rows.flatten(0, 1)))
 
     def roll(self) -> None:
         self.rollout.obs[-1] = self.vector[-1].cpu().numpy()
@@ -136,7 +146,8 @@ class DeviceCollector(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.vector[0] = torch.as_tensor(self.rollout.obs[0], device=self.vector.device)
+        first_obs = self.rollout.obs[0]
+        self.vector[0] = torch.as_tensor(first_obs, device=self.vector.device)
 
 
 def on_device(envs: Any) -> bool:

@@ -102,7 +102,8 @@ class NumpyUpdate(Learner):
                 weight, weight_grad = next_views(2, units, width)
                 bias, bias_grad = next_views(2, units)
                 transposed = weight.transpose(0, 2, 1)
-                self.layers.append(_Layer(weight, transposed, weight_grad, bias[:, None], bias_grad))
+                layer_views = _Layer(weight, transposed, weight_grad, bias[:, None], bias_grad)
+                self.layers.append(layer_views)
                 width = units
         self.log_std: np.ndarray | None = None
         self.log_std_grad: np.ndarray | None = None
@@ -113,7 +114,8 @@ class NumpyUpdate(Learner):
         for head in (self.net.pi_head, self.net.vf_head):
             weight, weight_grad = next_views(head.out_features, width)
             bias, bias_grad = next_views(head.out_features)
-            self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
+            head_views = _Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad)
+            self.heads.append(head_views)
 
     def begin_update(self, batch: Batch) -> Batch:
         """The batch without inputs that have been 0 so far, here and for Adam: two thirds of MiniGrid's."""
@@ -125,9 +127,11 @@ class NumpyUpdate(Learner):
             return batch
         first = self.layers[0]
         is_moved = np.ones(len(self.flat.value), bool)
-        is_moved[: first.weight.size] = np.tile(cached.used, first.bias.size)
+        moved_weights = np.tile(cached.used, first.bias.size)
+        is_moved[: first.weight.size] = moved_weights
         self._moved_places = torch.from_numpy(np.flatnonzero(is_moved))
-        self._view_parameters(self.flat.part(self._moved_places), int(cached.used.sum()))
+        moved = self.flat.part(self._moved_places)
+        self._view_parameters(moved, int(cached.used.sum()))
         return dataclasses.replace(batch, vector=cached.narrow[: len(batch.vector)])
 
     def end_update(self) -> None:
@@ -143,7 +147,8 @@ class NumpyUpdate(Learner):
         if inputs >= MANY_INPUTS and not self.net.normalize_obs:
             first = slice(0, units * inputs)
             has_moments = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
-            used = vector.any(axis=0) | has_moments.view(units, inputs).any(0).numpy()
+            was_moved = has_moments.view(units, inputs).any(0).numpy()
+            used = vector.any(axis=0) | was_moved
             if used.mean() <= MAX_USED_SHARE:
                 return _UsedInputs(vector, used, np.ascontiguousarray(vector[:, used]))
         return _UsedInputs(vector, np.ones(inputs, bool), vector)
@@ -202,7 +207,8 @@ class NumpyUpdate(Learner):
             outputs[~mask] = MASKED
         if len(self.actions.columns) == 1:
             return outputs.argmax(-1)[:, None]
-        return np.stack([outputs[:, columns].argmax(-1) for columns in self.actions.columns], -1)
+        choices = [outputs[:, columns].argmax(-1) for columns in self.actions.columns]
+        return np.stack(choices, -1)
 
     def evaluate(
         self,
@@ -222,7 +228,8 @@ class NumpyUpdate(Learner):
         for begin in range(0, rows, FORWARD_ROWS):
             end = min(begin + FORWARD_ROWS, rows)
             buffers = self._buffers_of(end - begin)
-            self._forward(self.normalize(self._cached.narrow[begin:end]), buffers, weights)
+            normalised = self.normalize(self._cached.narrow[begin:end])
+            self._forward(normalised, buffers, weights)
             values[begin:end] = buffers.values.T
             if action is None or begin >= rows_with_action:
                 continue
@@ -231,7 +238,8 @@ class NumpyUpdate(Learner):
             chosen = np.zeros((end - begin, action.shape[1]), action.dtype)
             chosen[:count] = action[begin : begin + count]
             if mask is not None:
-                buffers.outputs[:, :count][~mask[begin : begin + count].T] = MASKED
+                forbidden = ~mask[begin : begin + count].T
+                buffers.outputs[:, :count][forbidden] = MASKED
             log_prob[begin : begin + count] = self._log_prob(buffers, chosen)[:count]
         return values, log_prob
 
@@ -246,7 +254,8 @@ class NumpyUpdate(Learner):
             hidden += layer.bias
             self._activate(hidden)
             h = hidden
-        for head, features, out in zip(self.heads, buffers.transposed, (buffers.outputs, buffers.values)):
+        outs = (buffers.outputs, buffers.values)
+        for head, features, out in zip(self.heads, buffers.transposed, outs):
             np.matmul(head.weight, features, out=out)
             out += head.bias
 
@@ -270,13 +279,16 @@ class NumpyUpdate(Learner):
         if self.log_std is not None:
             scaled = np.subtract(action.T, outputs, out=scratch)
             scaled *= np.exp(-self.log_std)
-            constant = float(self.log_std.sum()) + 0.5 * math.log(2 * math.pi) * self.actions.choices
-            return np.square(scaled).sum(0) * np.float32(-0.5) - np.float32(constant)
+            half_log_2pi = 0.5 * math.log(2 * math.pi)
+            constant = float(self.log_std.sum()) + half_log_2pi * self.actions.choices
+            squares = np.square(scaled).sum(0)
+            return squares * np.float32(-0.5) - np.float32(constant)
         log_prob: Any = None
         for choice, rows in enumerate(self.actions.columns):
             logits = outputs[rows]
             logits -= logits.max(0)
-            logits -= np.log(np.exp(logits, out=scratch[rows]).sum(0))
+            total = np.exp(logits, out=scratch[rows]).sum(0)
+            logits -= np.log(total)
             choice_log_prob = outputs.take(self._chosen_places(buffers, action, choice))
             log_prob = choice_log_prob if log_prob is None else log_prob + choice_log_prob
         return log_prob
@@ -343,7 +355,8 @@ class NumpyUpdate(Learner):
 
     def _backward(self, vector: np.ndarray, buffers: "_Buffers", d_outputs: np.ndarray, d_values: np.ndarray) -> None:
         """Gradients of all weights from those of the outputs (outputs, B) and the values (K, B)."""
-        heads = zip(self.heads, buffers.hidden[-1], buffers.back[-1], (d_outputs, d_values))
+        gradients = (d_outputs, d_values)
+        heads = zip(self.heads, buffers.hidden[-1], buffers.back[-1], gradients)
         for head, features, back, gradient in heads:
             np.matmul(gradient, features, out=head.weight_grad)
             np.matmul(gradient, buffers.ones, out=head.bias_grad)
@@ -367,15 +380,17 @@ class NumpyUpdate(Learner):
             entropy = float(self.log_std.sum()) + constant
         else:
             log_p = buffers.outputs
-            entropy = -float((np.exp(log_p) * log_p).sum()) / len(ratio)
+            negative_entropies = np.exp(log_p) * log_p
+            entropy = -float(negative_entropies.sum()) / len(ratio)
         surrogate = np.minimum(advantage * ratio, advantage * clipped_ratio)
         change = ratio - 1
+        is_clipped = np.abs(change) > clip
         return {
             "policy_loss": -float(surrogate.mean()),
             "value_loss": float(np.square(error).sum()) / len(ratio),
             "entropy": entropy,
             "approx_kl": float((change - log_ratio).mean()),
-            "clip_fraction": float((np.abs(change) > clip).mean()),
+            "clip_fraction": float(is_clipped.mean()),
         }
 
 
@@ -390,7 +405,8 @@ class _UsedInputs(NamedTuple):
 
     def begins_with(self, vector: np.ndarray) -> bool:
         """Whether `vector` is the first rows of these, in the same memory."""
-        return self.vector.ctypes.data == vector.ctypes.data and len(self.vector) >= len(vector)
+        same_memory = self.vector.ctypes.data == vector.ctypes.data
+        return same_memory and len(self.vector) >= len(vector)
 
 
 class _Layer(NamedTuple):
@@ -480,6 +496,9 @@ class CompiledUpdate(NumpyUpdate):
             config.activation == "relu",
         )
         rows = len(orders[0])
+        row_orders = np.stack(orders).astype(np.int64, copy=False)
+        parameter_layout = compiled.ParameterLayout(*self._parameter_layout())
+        minibatches_between = max(rows // rows_a_batch // LOGGED_MINIBATCHES, 1)
         measured = compiled.epochs(
             flat.value.numpy(),
             flat.grad.numpy(),
@@ -488,16 +507,16 @@ class CompiledUpdate(NumpyUpdate):
             int(flat.steps),
             log_std,
             log_std_grad,
-            compiled.ParameterLayout(*self._parameter_layout()),
+            parameter_layout,
             writable_floats(self.normalize(batch.vector)),
             writable_floats(batch.action),
             writable_floats(batch.targets.rows),
             mask,
-            np.stack(orders).astype(np.int64, copy=False),
+            row_orders,
             rows_a_batch,
             np.array(columns, np.int64),
             settings,
-            max(rows // rows_a_batch // LOGGED_MINIBATCHES, 1),
+            minibatches_between,
         )
         flat.steps += len(orders) * math.ceil(rows / rows_a_batch)
         return [dict(zip(KERNEL_METRICS, losses)) for losses in measured.tolist()]

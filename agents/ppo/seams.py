@@ -93,7 +93,8 @@ class Batch:
     def reorder(self, order: np.ndarray) -> "Batch":
         """These rows of a batch without images and sequences, in this order, copied."""
         mask = None if self.mask is None else self.mask[order]
-        return Batch(self.vector[order], {}, self.action[order], self.targets[order], mask=mask)
+        action = self.action[order]
+        return Batch(self.vector[order], {}, action, self.targets[order], mask=mask)
 
 
 class Learner(ABC):

@@ -52,7 +52,8 @@ class TreePolicy(ActorCritic):
                     values.append(torch.zeros_like(old[..., 0]))
                 else:
                     values.append(old[..., outputs + place])
-            columns[key] = torch.cat([old[..., :outputs], torch.stack(values, -1)], -1)
+            policy_columns = old[..., :outputs]
+            columns[key] = torch.cat([policy_columns, torch.stack(values, -1)], -1)
         return columns
 
 
@@ -78,7 +79,8 @@ class TreesUpdate(TorchUpdate):
         self.grown: list[Tree] = []
         with torch.no_grad():
             self.outputs = self.net.trunk(vector)
-        return dataclasses.replace(batch, vector=np.arange(len(vector))[:, None])
+        row_numbers = np.arange(len(vector))[:, None]
+        return dataclasses.replace(batch, vector=row_numbers)
 
     def end_update(self) -> None:
         trunk = self.net.trunk
@@ -100,9 +102,11 @@ class TreesUpdate(TorchUpdate):
         assert self.minibatch_outputs.grad is not None
         gradient = self.minibatch_outputs.grad * len(self.minibatch_outputs)
         places = self.bins.place[self.minibatch_rows.cpu().numpy()]
-        tree = fit(self.bins._replace(place=places), gradient.cpu().numpy(), self.config.tree_depth)
+        bins = self.bins._replace(place=places)
+        tree = fit(bins, gradient.cpu().numpy(), self.config.tree_depth)
         # The learning rate of Adam, which may be a schedule, scales the trees' own rates.
         share = self.learning_rate / self.first_learning_rate
-        tree = tree._replace(leaf=-np.float32(share) * self.rates * tree.leaf)
+        rates = -np.float32(share) * self.rates
+        tree = tree._replace(leaf=rates * tree.leaf)
         self.outputs += self.tensor(tree.at(self.vector))
         self.grown.append(tree)

@@ -42,7 +42,8 @@ class TorchUpdate(Learner):
     def start(self, n: int) -> None:
         """Empty the memory of a recurrent policy in N environments."""
         assert self.net.gru is not None
-        self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
+        shape = (n, self.net.gru.hidden_size)
+        self.hidden = torch.zeros(shape, device=self.device)
 
     @torch.no_grad()
     def choose(
@@ -98,7 +99,8 @@ class TorchUpdate(Learner):
         if action is None:
             return host_values, np.empty(0, np.float32)
         outputs = mask_outputs(outputs[: len(action)], mask)
-        log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, self.tensor(action))
+        chosen = self.tensor(action)
+        log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, chosen)
         return host_values, log_prob.cpu().numpy()
 
     def begin_update(self, batch: Batch) -> Batch:

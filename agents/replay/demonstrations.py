@@ -103,7 +103,8 @@ class MixedReplay(Replay):
         # Whether the scorer has learned since `rescore`.
         self._stale = False
         # Returns of the rows in `best`.
-        self.bound = torch.full((MAX_BEST_ROWS,), -torch.inf, device=self.device)
+        no_bound = torch.full((MAX_BEST_ROWS,), -torch.inf)
+        self.bound = no_bound.to(self.device)
         if best_share:
             self.goals = goals(self.scorer)
         if demos is not None and demo_share:
@@ -123,7 +124,8 @@ class MixedReplay(Replay):
         """A replay of one environment, of which each sample has a share."""
         seed = options.get("seed", 0) + len(self.sources) + 1
         # Priorities are of the ring's rows.
-        source = Replay(rows, 1, self.encoding, self.scorer, **{**options, "seed": seed, "sampling": "uniform"})
+        source_options = {**options, "seed": seed, "sampling": "uniform"}
+        source = Replay(rows, 1, self.encoding, self.scorer, **source_options)
         # The scorer learns from the ring alone.
         source._update_rows = sys.maxsize
         self.sources[name] = source
@@ -145,7 +147,8 @@ class MixedReplay(Replay):
         if is_whole and (self._goal_reward(rows) > 0).any():
             best = self.sources["best"]
             # Until `rescore` the new rows have no return.
-            self.bound[(best._pos + np.arange(length)) % MAX_BEST_ROWS] = -torch.inf
+            new_rows = best._pos + np.arange(length)
+            self.bound[new_rows % MAX_BEST_ROWS] = -torch.inf
             _fill(best, rows)
 
     def _learn(self) -> None:
@@ -162,7 +165,8 @@ class MixedReplay(Replay):
         """What the goals alone reward each row with, as the agent is rewarded now."""
         scaled = self.scorer.scale_rewards(self.scorer.relabel(rows))
         weights = self.scorer.weights(self.timesteps)
-        return np.sum([scaled[name] * weights[name] for name in self.goals], 0)
+        goal_rewards = [scaled[name] * weights[name] for name in self.goals]
+        return np.sum(goal_rewards, 0)
 
     def rescore(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
         """Scores of rewards with a memory, and returns, by the rewards as they are now.
@@ -190,10 +194,12 @@ class MixedReplay(Replay):
         times = best._last_times(best._filled)
         rows = best._rows_at(times)[:, 0]
         table = best.table[times]
-        tail = np.where(rows.terminated, 0, value(table[:, best._next]).cpu().numpy())
+        next_value = value(table[:, best._next]).cpu().numpy()
+        tail = np.where(rows.terminated, 0, next_value)
         bonus = entropy(table[:, best._obs]).cpu().numpy()
         # Q(s, a) holds the entropy of all later actions, and not that of a itself.
-        soft_return = returns(self._goal_reward(rows) + bonus, rows.ended, tail, self.gamma) - bonus
+        soft_reward = self._goal_reward(rows) + bonus
+        soft_return = returns(soft_reward, rows.ended, tail, self.gamma) - bonus
         self.bound[times] = torch.from_numpy(soft_return).to(self.device)
 
     @torch.no_grad()
@@ -229,7 +235,10 @@ class MixedReplay(Replay):
                 rows = rows._replace(index=-1 - rows.index)
             parts.append(rows)
         # Each row's place within its part, from 0 to 1, spreads all parts evenly over the batch.
-        places = [(torch.arange(len(part.obs)) + 0.5) / len(part.obs) for part in parts]
+        places = []
+        for part in parts:
+            count = len(part.obs)
+            places.append((torch.arange(count) + 0.5) / count)
         order = torch.cat(places).argsort(stable=True).to(self.device)
         columns = map(torch.cat, zip(*parts))
         return Rows(*(column[order] for column in columns))
@@ -260,9 +269,11 @@ class MixedReplay(Replay):
         return tuple(map(torch.cat, zip(*parts)))
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        parts = [super().bounds(), *(source.bounds() for source in self.sources.values())]
+        of_sources = [source.bounds() for source in self.sources.values()]
+        parts = [super().bounds(), *of_sources]
         low, high = zip(*parts)
-        return torch.stack(low).amin(0), torch.stack(high).amax(0)
+        least = torch.stack(low).amin(0)
+        return least, torch.stack(high).amax(0)
 
 
 def _beside(sequences: list[Any]) -> Any:
@@ -277,7 +288,8 @@ def _fill(replay: Replay, batch: Transitions) -> None:
     for t in range(steps):
         index = t + steps * np.arange(replay.n_envs)
         valid = index < count
-        replay.add(batch[np.where(valid, index, 0)].replace(valid=valid))
+        rows = batch[np.where(valid, index, 0)]
+        replay.add(rows.replace(valid=valid))
     replay.flush()
     # What else is added may have other columns.
     replay._pending = Chunk(replay._pending.length)

@@ -128,11 +128,13 @@ class Replay(Stateful):
         self.size = self.length * n_envs
         self._lay_out_columns()
         if self.device.type == "cpu":
-            row_bytes = 4 * self._width + sum(map(math.prod, encoding.images.values()))
+            image_bytes = sum(map(math.prod, encoding.images.values()))
+            row_bytes = 4 * self._width + image_bytes
             what = f"a replay of {capacity:,} transitions, {row_bytes:,} bytes each,"
             refuse_beyond(self.size * row_bytes, what)
         self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
-        self.table = torch.empty((self.size, self._width), device=self.device)
+        shape = (self.size, self._width)
+        self.table = torch.empty(shape, device=self.device)
         self._fresh_rows = np.empty((n_envs, self._width), np.float32)
         self.sampler = Sampler(self.length, n_envs, sampling, self.device, seed)
         self.added = 0
@@ -207,7 +209,8 @@ class Replay(Stateful):
         now = encoding.pixels(batch.obs)
         after = encoding.pixels(batch.next_obs)
         self.images.write(pos, now, after, begins & self._was_valid)
-        self.table[pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(rows)
+        begin = pos * self.n_envs
+        self.table[begin : begin + self.n_envs] = torch.from_numpy(rows)
         if self.images.follows:
             self.sampler.forget((pos + 1) % self.length)
         self.sampler.add(pos, valid)
@@ -267,12 +270,14 @@ class Replay(Stateful):
         places = times[:, None] * self.n_envs + np.arange(self.n_envs)
         index = torch.from_numpy(places).reshape(-1).to(self.device)
         batch = self._transitions(index, self.table[index])
-        return batch.map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
+        shape = (len(times), self.n_envs)
+        return batch.map(lambda x: x.reshape(*shape, *x.shape[1:]))
 
     def _learn(self) -> None:
         self.flush()
         batch = self._rows_at(self._last_times(self._unlearned))
-        self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
+        scores = self.scorer.relabel(batch)
+        self.metrics = self.scorer.update(batch, scores, self.timesteps)
         self._unlearned = 0
 
     def measure(self) -> dict[str, float]:
@@ -293,7 +298,8 @@ class Replay(Stateful):
 
     def newest(self, count: int) -> Rows:
         """The `count` newest transitions in time order, or all."""
-        return self.rows(self.sampler.in_order(max(len(self) - count, 0)))
+        begin = max(len(self) - count, 0)
+        return self.rows(self.sampler.in_order(begin))
 
     def rows(self, index: Tensor) -> Rows:
         """The transitions at `index` (B,), with their reward of this moment."""
@@ -321,14 +327,16 @@ class Replay(Stateful):
         reward = self._rewards(flat_index, flat_rows)
         rows = flat_rows.view(length, batch_size, -1)
         valid = rows[..., self._valid] > 0
+        images = {key: table[index] for key, table in self.images.table.items()}
+        first = (rows[..., self._step] == 0) & valid
         return Sequences(
             rows[..., self._obs],
-            {key: table[index] for key, table in self.images.table.items()},
+            images,
             rows[..., self._action],
             reward.view(length, batch_size),
             rows[..., self._task],
             rows[..., self._terminated],
-            (rows[..., self._step] == 0) & valid,
+            first,
             valid,
             index,
         )
@@ -424,7 +432,8 @@ class Replay(Stateful):
         self.columns = {}
         for key, saved in state["columns"].items():
             rows = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
-            column = np.zeros((self.length, *rows.shape[1:]), rows.dtype)
+            shape = (self.length, *rows.shape[1:])
+            column = np.zeros(shape, rows.dtype)
             column[: len(rows)] = rows
             self.columns[key] = column
 
@@ -538,7 +547,8 @@ class Sampler(Stateful):
             places = (self._tail + self.count + np.arange(count)) % self.size
             rows = begin + np.flatnonzero(valid)
             # One transfer to the device instead of two.
-            both = torch.from_numpy(np.stack([places, rows])).to(self.device)
+            both = torch.from_numpy(np.stack([places, rows]))
+            both = both.to(self.device)
             self._queue[both[0]] = both[1]
         self._counts[pos] = count
         self.count += count
@@ -557,7 +567,8 @@ class Sampler(Stateful):
 
     def newest(self, pos: int, rows: int) -> int:
         """How many transitions the `rows` time rows before `pos` have."""
-        return int(self._counts[(pos - 1 - np.arange(rows)) % self.length].sum())
+        times = (pos - 1 - np.arange(rows)) % self.length
+        return int(self._counts[times].sum())
 
     def in_order(self, begin: int = 0, end: int | None = None) -> Tensor:
         """Rows of all transitions from the oldest to the newest, or of a part of them."""
@@ -590,14 +601,17 @@ class Sampler(Stateful):
         if not imagine:
             return torch.exp(v.min() - v)
         b = self.imagined[rows]
-        b = b * (v.sum() / b.sum().clamp(min=1e-6))
-        return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), MIN_SAMPLING_WEIGHT)
+        unit = v.sum() / b.sum().clamp(min=1e-6)
+        b = b * unit
+        log_weight = (v - b).clamp(-20, 0)
+        return torch.where(v > 0, torch.exp(log_weight), MIN_SAMPLING_WEIGHT)
 
     def count_uses(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
         """Count that rows (B,) were used, each for `share` of a time."""
         if self.sampling == "dfs":
             counts = self.imagined if imagine else self.trained
-            counts.index_add_(0, rows, counts.new_full((), share).expand(len(rows)))
+            shares = counts.new_full((), share).expand(len(rows))
+            counts.index_add_(0, rows, shares)
 
     def set_priority(self, rows: Tensor, error: Tensor) -> None:
         """Let rows (B,) be drawn by their errors (B,), with `lap`."""
@@ -667,7 +681,8 @@ class Images:
         is_final = slots >= 0
         if is_final.any():
             for key, image in images.items():
-                image[is_final] = self.finals[key][slots[is_final]].cpu().numpy()
+                finals = self.finals[key][slots[is_final]]
+                image[is_final] = finals.cpu().numpy()
         return images
 
     def state_dict(self, filled: int) -> StateDict:
@@ -684,7 +699,8 @@ class Images:
         for key, table in self.table.items():
             saved = torch.as_tensor(state["table"][key])
             table[: len(saved)] = saved.to(table.device)
-            self.finals[key] = torch.as_tensor(state["finals"][key]).to(table.device).clone()
+            finals = torch.as_tensor(state["finals"][key])
+            self.finals[key] = finals.to(table.device).clone()
         self.slot = np.array(state["slot"])
         self._free = [int(slot) for slot in state["free"]]
 
@@ -709,5 +725,6 @@ class Images:
         count = len(next(iter(self.finals.values())))
         more = max(count, MIN_NEW_FINALS)
         for key, finals in self.finals.items():
-            self.finals[key] = torch.cat([finals, finals.new_zeros((more, *finals.shape[1:]))])
+            places = finals.new_zeros((more, *finals.shape[1:]))
+            self.finals[key] = torch.cat([finals, places])
         self._free += range(count, count + more)

@@ -470,7 +470,8 @@ class WorkerVecEnv(VecEnv):
         # One call resets all workers, with one seed each and options in common.
         if any(options != self._options[0] for options in self._options):
             raise ValueError("environments in workers are reset with the same options; give set_options one dict")
-        obs, modalities = self.workers.reset(seed=self._seeds, options=self._options[0] or None)
+        options = self._options[0] or None
+        obs, modalities = self.workers.reset(seed=self._seeds, options=options)
         self.reset_infos = self._split_rows(modalities)
         self._reset_seeds()
         self._reset_options()
@@ -488,8 +489,9 @@ class WorkerVecEnv(VecEnv):
         for info, truncated in zip(rows, (truncations & ~terminations).tolist()):
             info["TimeLimit.truncated"] = truncated
         for row in np.flatnonzero(ended).tolist():
-            self.reset_infos[row] = {name: value for name, value in rows[row].items() if name in MODALITIES}
-            rows[row] |= self._final_info(infos, row)
+            shown = rows[row]
+            self.reset_infos[row] = {name: value for name, value in shown.items() if name in MODALITIES}
+            shown |= self._final_info(infos, row)
         return map_obs(np.copy, obs), rewards.copy(), ended, rows
 
     def _split_rows(self, infos: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -505,13 +507,15 @@ class WorkerVecEnv(VecEnv):
         """What an episode's end adds to, or exchanges in, the info of its row."""
         final = infos["final_info"]
         last = {name: copy.copy(final[name][row]) for name in MODALITIES if name in final}
-        last["terminal_observation"] = map_obs(lambda x: np.copy(x[row]), infos["final_obs"])
+        final_obs = infos["final_obs"]
+        last["terminal_observation"] = map_obs(lambda x: np.copy(x[row]), final_obs)
         # An episode that was lost with its worker has no return.
         if "lost" in infos and infos["lost"][row]:
             return {**last, "lost": True}
         episode = final["episode"]
         elapsed = round(time.perf_counter() - self._began, 6)
-        last["episode"] = {"r": float(episode["r"][row]), "l": int(episode["l"][row]), "t": elapsed}
+        total = float(episode["r"][row])
+        last["episode"] = {"r": total, "l": int(episode["l"][row]), "t": elapsed}
         if "is_success" in final and final["_is_success"][row]:
             last["is_success"] = bool(final["is_success"][row])
         return last
@@ -607,7 +611,8 @@ def _buffer_arrays(buffer: Any) -> dict[str, Any]:
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
     size = buffer.size()
-    arrays = {name: map_obs(lambda x: x[:size], value) for name, value in _buffer_arrays(buffer).items()}
+    stored = _buffer_arrays(buffer)
+    arrays = {name: map_obs(lambda x: x[:size], value) for name, value in stored.items()}
     state: StateDict = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
     if hasattr(buffer, "_current_ep_start"):
         state["current_episode"] = buffer._current_ep_start

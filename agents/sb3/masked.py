@@ -45,7 +45,8 @@ class MaskedDQN(DQN):
         self.masked = MASK in infos[0]
         self._mask = None
         if self.masked:
-            self._mask = np.stack([info[MASK] for info in infos]).astype(bool)
+            masks = np.stack([info[MASK] for info in infos])
+            self._mask = masks.astype(bool)
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> tuple[Any, Any]:
         if self._mask is None:
@@ -90,7 +91,8 @@ class MaskedDQN(DQN):
         else:
             self.policy.set_training_mode(False)
             with torch.no_grad():
-                actions = mask_outputs(self.q_net(obs), mask).argmax(1).cpu().numpy()
+                values = mask_outputs(self.q_net(obs), mask)
+                actions = values.argmax(1).cpu().numpy()
         if not self.policy.is_vectorized_observation(observation):
             actions = actions[0]
         return actions, state

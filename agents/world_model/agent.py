@@ -171,7 +171,8 @@ class WorldModel(BaseAgent):
 
     def _act(self) -> Tensor:
         seek = self.config.alpha_real > 0
-        action, self.state = self._think(self.steps.obs, self.steps.began, self.state, seek=seek)
+        obs = self.steps.obs
+        action, self.state = self._think(obs, self.steps.began, self.state, seek=seek)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
         # Before the first update actions are uniform: in [-1, 1], or one-hot at the largest of A random numbers.
@@ -329,7 +330,8 @@ class WorldLearner(nn.Module):
     def initial(self, n: int) -> State:
         """The states of N environments before their episodes: parts (N, ...)."""
         with torch.no_grad():
-            return {**self.world.cell.initial(n), **self.behaviour.initial(n)}
+            latent = self.world.cell.initial(n)
+            return {**latent, **self.behaviour.initial(n)}
 
     @torch.no_grad()
     def think(
@@ -371,7 +373,8 @@ class WorldLearner(nn.Module):
         """The behaviour's parts of the state (N, ...), as before an episode where `first` (N,)."""
         memory = {}
         for name, initial in self.behaviour.initial(len(first)).items():
-            begins = first.view(-1, *[1] * (initial.dim() - 1))
+            entry_axes = [1] * (initial.dim() - 1)
+            begins = first.view(-1, *entry_axes)
             memory[name] = torch.where(begins, initial, state[name])
         return memory
 
@@ -414,7 +417,8 @@ class WorldLearner(nn.Module):
             trained.append("critic")
         loss, replayed = self.world.loss(sequences, value_loss)
         descend(self.flats, self.config, loss, *trained)
-        self.means.add({f"{name}_loss": value for name, value in self.world.metrics.items()})
+        losses = {f"{name}_loss": value for name, value in self.world.metrics.items()}
+        self.means.add(losses)
         return replayed
 
     def refit(self, replay: Replay) -> None:

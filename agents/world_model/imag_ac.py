@@ -116,7 +116,8 @@ class LatentPolicy(nn.Module):
         return log_prob, (log_std + 0.5 + constant).sum(-1)
 
     def _one_hot(self, scores: Tensor) -> Tensor:
-        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        largest = scores.argmax(-1, keepdim=True)
+        return torch.zeros_like(scores).scatter_(-1, largest, 1.0)
 
 
 def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *names: str) -> None:
@@ -128,6 +129,12 @@ def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *nam
         network = "model" if name == "reward" else name
         rate: float = getattr(config, f"{network}_learning_rate")
         flats[name].step(rate, config.max_grad_norm)
+
+
+def survival(discount: Tensor) -> Tensor:
+    """w_t (H, B), the probability that the episode lasts until step t, discounted."""
+    first = torch.ones_like(discount[:1])
+    return torch.cat([first, discount[:-1]]).cumprod(0)
 
 
 class Behaviour(nn.Module):
@@ -157,7 +164,8 @@ class Behaviour(nn.Module):
         """Parameters of the networks as vectors by name, once on their device."""
         self._flats: dict[str, Flat] = {}
         for name, attribute in self.networks.items():
-            self._flats[name] = Flat.over(list(getattr(self, attribute).parameters()))
+            parameters = getattr(self, attribute).parameters()
+            self._flats[name] = Flat.over(list(parameters))
         return self._flats
 
     def descend(self, loss: Tensor, *names: str) -> None:
@@ -195,24 +203,29 @@ class ImagActorCritic(Behaviour):
         """Imagine from some of the replayed states, and take a gradient step; metrics."""
         config = self.config
         starts = self._starts(replayed)
-        state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}
+        state = {}
+        for name, part in replayed.states.items():
+            rows = part.flatten(0, 1)
+            state[name] = rows[starts]
         features, action, reward, discount = self.imagine(world, state)
         with torch.no_grad():
             value = self.value(features)
             returns = lambda_returns(reward, discount, value, config.lambda_)
             self.scale.update(returns)
-            # w_t, the probability that the episode lasts until step t, discounted.
-            weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
+            weight = survival(discount)
             advantage = (returns - value[:-1]) / self.scale()
-        log_prob, entropy = self.policy.log_prob(self.policy(features[:-1]), action)
+        distribution = self.policy(features[:-1])
+        log_prob, entropy = self.policy.log_prob(distribution, action)
         gain = log_prob * advantage + config.entropy_weight * entropy
         actor = -(weight * gain).mean()
-        critic = (weight * self._value_loss(features[:-1], returns)).mean()
+        value_loss = self._value_loss(features[:-1], returns)
+        critic = (weight * value_loss).mean()
         loss = actor + critic
         if config.replay_value:
             loss = loss + config.replay_value * self._replay_loss(replayed)
         self.descend(loss, "actor", "critic")
-        self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
+        slow = self._flats["slow"].value
+        slow.lerp_(self._flats["critic"].value, config.tau)
         return {
             "actor_loss": actor,
             "critic_loss": critic,
@@ -230,8 +243,9 @@ class ImagActorCritic(Behaviour):
         count = self.config.plan_candidates
         rows = {name: torch.cat([part] * count) for name, part in state.items()}
         features, action, reward, discount = self._roll_out(world, rows, self.config.plan_horizon)
-        optimistic = world.uncertainty.optimistic_rewards(reward, features[:-1], self._bound_action(action))
-        weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
+        bounded = self._bound_action(action)
+        optimistic = world.uncertainty.optimistic_rewards(reward, features[:-1], bounded)
+        weight = survival(discount)
         score = (weight * optimistic).sum(0).view(count, -1)
         best = score.argmax(0)
         first_actions = action[0].view(count, len(best), -1)

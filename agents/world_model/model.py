@@ -118,7 +118,8 @@ class LatentModel(nn.Module):
         # Target copies, which `catch_up` sets.
         self.slow = None
         if config.behaviour == "td3":
-            copies = {"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)}
+            encoder = copy.deepcopy(self.encoder)
+            copies = {"encoder": encoder, "cell": copy.deepcopy(self.cell)}
             self.slow = nn.ModuleDict(copies)
         # Detached losses of the last `loss`.
         self.metrics: dict[str, Tensor] = {}
@@ -137,7 +138,8 @@ class LatentModel(nn.Module):
         """Copy the weights to the target copies."""
         assert self.slow is not None
         for name, network in (("encoder", self.encoder), ("cell", self.cell)):
-            for target, parameter in zip(self.slow[name].parameters(), network.parameters()):
+            targets = self.slow[name].parameters()
+            for target, parameter in zip(targets, network.parameters()):
                 target.copy_(parameter)
 
     def encode(self, vector: Tensor, pixels: dict[str, Tensor], slow: bool = False) -> State:
@@ -290,10 +292,12 @@ class LatentModel(nn.Module):
                 losses["infonce"] = config.infonce * agreement
         linked = seq.valid[:-1] & ~seq.first[1:]
         if self.uncertainty is not None:
-            error = self.uncertainty.loss(features[:-1], seq.action[:-1], states["z"][1:])
+            action = seq.action[:-1]
+            error = self.uncertainty.loss(features[:-1], action, states["z"][1:])
             losses["uncertainty"] = weighted_mean(error, linked.to(error.dtype))
         if self.empowerment is not None:
-            log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
+            action = seq.action[:-1]
+            log_prob = self.empowerment.log_prob(features[:-1], features[1:], action)
             mean_log_prob = weighted_mean(log_prob, linked.to(features.dtype))
             losses["empowerment"] = -config.empowerment * mean_log_prob
         return losses
@@ -376,7 +380,8 @@ class ObservationDecoder(nn.Module):
         pixels = {}
         for key, network in self.images.items():
             image = network(flat)
-            pixels[key.removeprefix("image_")] = image.view(*leading, *image.shape[1:])
+            shape = image.shape[1:]
+            pixels[key.removeprefix("image_")] = image.view(*leading, *shape)
         return vector, pixels
 
     def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
@@ -417,7 +422,8 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
         if stride == 1:
             convolution = nn.Conv2d(before[0], after[0], 3, 1, 1)
         else:
-            convolution = nn.Conv2d(before[0], after[0], 2 * stride, stride, stride // 2)
+            kernel = 2 * stride
+            convolution = nn.Conv2d(before[0], after[0], kernel, stride, stride // 2)
         layers += [set_orthogonal(convolution), nn.SiLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
@@ -507,15 +513,20 @@ class Empowerment(nn.Module):
         super().__init__()
         self.discrete = discrete
         outputs = action_size if discrete else 2 * action_size
-        self.net = nn.Sequential(*layer(2 * features, hidden), linear(hidden, outputs, 0.01))
+        enter = layer(2 * features, hidden)
+        self.net = nn.Sequential(*enter, linear(hidden, outputs, 0.01))
 
     def log_prob(self, features: Tensor, next_features: Tensor, action: Tensor) -> Tensor:
         """log q of actions (..., A) between one latent (..., F) and the next: (...,). Maximise it to learn q."""
-        out = self.net(torch.cat([features, next_features], -1))
+        both = torch.cat([features, next_features], -1)
+        out = self.net(both)
         if self.discrete:
-            return (torch.log_softmax(out, -1) * action).sum(-1)
+            log_probs = torch.log_softmax(out, -1)
+            return (log_probs * action).sum(-1)
         mean, log_std = out.chunk(2, -1)
         log_std = log_std.clamp(-4.0, 1.0)
-        scaled = (action - torch.tanh(mean)) * torch.exp(-log_std)
-        nats = 0.5 * scaled.square() + log_std + 0.5 * math.log(2 * math.pi)
+        error = action - torch.tanh(mean)
+        scaled = error * torch.exp(-log_std)
+        half_log_2pi = 0.5 * math.log(2 * math.pi)
+        nats = 0.5 * scaled.square() + log_std + half_log_2pi
         return -nats.sum(-1)

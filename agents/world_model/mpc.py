@@ -43,10 +43,11 @@ class LatentMPC(Behaviour):
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
         config = self.config
         self.head = TwoHot(low=-10.0, high=10.0)
+        hidden = [config.hidden, config.hidden]
         self.q = Stacked(
             config.critics,
             features + self.action_size,
-            [config.hidden, config.hidden],
+            hidden,
             self.head.outputs,
             activation="mish",
             norm="layer",
@@ -57,10 +58,11 @@ class LatentMPC(Behaviour):
         self.slow_q = copy.deepcopy(self.q)
         self.policy = LatentPolicy(features, self.action_size, False, config.hidden)
         self.scale = ReturnRange()
+        samples = config.plan_samples + config.plan_policy
         self.planner = MPPI(
             encoding,
             horizon=config.horizon,
-            samples=config.plan_samples + config.plan_policy,
+            samples=samples,
             policy_samples=config.plan_policy,
             iterations=config.plan_iterations,
             elites=config.plan_elites,
@@ -72,7 +74,8 @@ class LatentMPC(Behaviour):
     def initial(self, n: int) -> State:
         """Memory of acting beside the latent: the last plan, (N, H, A)."""
         like = next(self.policy.parameters())
-        return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
+        plan = like.new_zeros(n, self.config.horizon, self.action_size)
+        return {"plan": plan}
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         def head_reward(obs: Any, action: Any, next_obs: Any, reward: Tensor, *others: Any) -> Tensor:

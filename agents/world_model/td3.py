@@ -188,7 +188,8 @@ class LatentTD3(Behaviour):
     def _values(self, cell: Any, q: Stacked, z: Tensor) -> Tensor:
         """Values of all actions, (K, B, A)."""
         # Every latent with every action, (B A, Z) and (B A, A).
-        actions = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
+        actions = torch.eye(self.action_size, device=z.device)
+        actions = actions.repeat(len(z), 1)
         latents = z.repeat_interleave(self.action_size, 0)
         zsa = joint_hidden(cell, latents, actions)
         return q(zsa).view(-1, len(z), self.action_size)

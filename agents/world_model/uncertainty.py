@@ -33,7 +33,8 @@ class Uncertainty(nn.Module):
         super().__init__()
         self.config = config
         inputs = features + action_size
-        self.heads = Stacked(config.members, inputs, [config.hidden], latent, activation="silu", seed=seed)
+        hidden = [config.hidden]
+        self.heads = Stacked(config.members, inputs, hidden, latent, activation="silu", seed=seed)
         self.register_buffer("square", torch.zeros(()))
 
     def predict(self, features: Tensor, action: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ class Balance(Combiner):
                 f"agent.balance_only names {unknown[0]!r}, which is no stream of this reward; give at least two of "
                 f"{', '.join(streams)}"
             )
-        if len(self.names) < 2 or len({*self.names}) < len(self.names):
+        repeats = len({*self.names}) < len(self.names)
+        if len(self.names) < 2 or repeats:
             raise ValueError(
                 f"agent.balance={config.balance} has only {', '.join(self.names)} to balance; give at least two "
                 "streams, each once, as in reward=[task,rnd], and agent.streams=separate"
@@ -70,7 +71,8 @@ class Balance(Combiner):
         self.method = {"min_norm": min_norm, "project": project}.get(config.balance)
         self.needs_gradients = self.method is not None
         self.columns = [list(streams).index(name) for name in self.names]
-        self.shares = np.full(len(self.names), 1 / len(self.names))
+        even_share = 1 / len(self.names)
+        self.shares = np.full(len(self.names), even_share)
 
     @classmethod
     def for_agent(cls, agent: "PPO") -> Self:
@@ -87,7 +89,8 @@ class Balance(Combiner):
         advantage = advantage.copy()
         columns = advantage[..., self.columns]
         deviation = np.maximum(columns[valid].std(0), MIN_ADVANTAGE_DEVIATION)
-        advantage[..., self.columns] = (columns - columns[valid].mean(0)) / deviation
+        centred = columns - columns[valid].mean(0)
+        advantage[..., self.columns] = centred / deviation
         return (advantage * weights).sum(-1)
 
     def __call__(
@@ -130,7 +133,8 @@ class Balance(Combiner):
         # As large as the sum it stands for, so that the weights of the others keep their meaning.
         factors = mixed / norm[live]
         sum_size = np.square(weight * deviation)[live].sum()
-        factors *= math.sqrt(sum_size / np.square(factors * deviation[live]).sum())
+        size = np.square(factors * deviation[live]).sum()
+        factors *= math.sqrt(sum_size / size)
         signed = (sign[live] * factors).astype(np.float32)
         columns = [self.columns[column] for column in live]
         return advantage[..., columns] @ signed + others
@@ -155,9 +159,11 @@ def frank_wolfe(products: np.ndarray) -> np.ndarray:
         # Move weight from the corner where the slope is steepest to the one where it is least.
         slope = products @ point
         to = int(slope.argmin())
-        away = int(np.where(point > 0, slope, -np.inf).argmax())
+        live_slope = np.where(point > 0, slope, -np.inf)
+        away = int(live_slope.argmax())
         descent = slope[away] - slope[to]
-        curvature = products[to, to] + products[away, away] - 2 * products[to, away]
+        squares = products[to, to] + products[away, away]
+        curvature = squares - 2 * products[to, away]
         if descent <= SLOPE_TOLERANCE or curvature <= 0:
             break
         step = min(descent / curvature, point[away])
@@ -180,6 +186,7 @@ def project(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
     for k, row in enumerate(coefficients):
         for j in range(len(coefficients)):
             if j != k:
-                row[j] -= min(float(row @ products[j]), 0.0) / products[j, j]
+                conflict = min(float(row @ products[j]), 0.0)
+                row[j] -= conflict / products[j, j]
     shares = coefficients.sum(0) * np.sqrt(np.diag(products))
     return shares / shares.sum()

@@ -99,7 +99,8 @@ class Blend(Extra):
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {f"stream/{name}/weight": float(weight) for name, weight in zip(self.learned, self.weights)}
+        named_weights = zip(self.learned, self.weights)
+        return {f"stream/{name}/weight": float(weight) for name, weight in named_weights}
 
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
         weights = scored.weights.mean((0, 1)) * scored.seen
@@ -131,7 +132,8 @@ class Blend(Extra):
             self.directions = self._implicit_directions(learner, batch, rows, weights)
         elif gradients:
             zero = torch.zeros_like(next(iter(gradients.values())))
-            self.directions = torch.stack([gradients.get(name, zero) for name in self.learned])
+            directions = [gradients.get(name, zero) for name in self.learned]
+            self.directions = torch.stack(directions)
 
     def _ascend(self, directions: Tensor, task_gradient: Tensor) -> None:
         """Ascend the inner products of the task's gradient (P,) with where the weights led, (L, P)."""
@@ -139,7 +141,8 @@ class Blend(Extra):
         self.inner = GAIN_MEMORY * self.inner + (1 - GAIN_MEMORY) * products
         self.squares = GAIN_MEMORY * self.squares + (1 - GAIN_MEMORY) * np.square(products)
         size = np.sqrt(self.squares)
-        step = np.divide(self.inner, size, out=np.zeros_like(size), where=size > 0)
+        standstill = np.zeros_like(size)
+        step = np.divide(self.inner, size, out=standstill, where=size > 0)
         self._set_weights(phi_of(self.weights) + self.config.blend_rate * step)
 
     def _set_weights(self, phi: np.ndarray) -> None:
@@ -152,12 +155,18 @@ class Blend(Extra):
         """Where the inner's end moves to, (L, P), on the rollout that it was trained on, by clipped ratios."""
         log_prob, old_log_prob, advantage = learner.log_prob_and_advantages(batch, rows)
         parameters = learner.net.policy_parameters()
-        ratio = (log_prob - old_log_prob).exp().clamp(max=1 + learner.clip_range)
-        total = advantage @ torch.as_tensor(weights, dtype=advantage.dtype, device=advantage.device)
+        ratio = (log_prob - old_log_prob).exp()
+        ratio = ratio.clamp(max=1 + learner.clip_range)
+        stream_weights = torch.as_tensor(weights, dtype=advantage.dtype, device=advantage.device)
+        total = advantage @ stream_weights
         total = total / (total.std() + 1e-8)
-        slopes = torch.autograd.grad((ratio * total).mean(), parameters, create_graph=True)
+        surrogate = (ratio * total).mean()
+        slopes = torch.autograd.grad(surrogate, parameters, create_graph=True)
         slope = torch.cat([part.reshape(-1) for part in slopes])
-        learned_advantages = {name: advantage[:, self.names.index(name)] for name in self.learned}
+        learned_advantages = {}
+        for name in self.learned:
+            column = self.names.index(name)
+            learned_advantages[name] = advantage[:, column]
         gradients = stream_gradients(ratio, learned_advantages, parameters)
         return inverse_hessian_products(slope, parameters, list(gradients.values()), DAMPING)
 

@@ -58,8 +58,10 @@ def weakest_link(inputs: GAEInputs) -> np.ndarray:
     lost = inputs.truncated & ~inputs.valid
     least = inputs.values[-1]
     for t in reversed(range(len(advantage))):
-        following = np.where(inputs.truncated[t][:, None], inputs.last_values[t], least)
-        following = np.where(inputs.terminated[t][:, None], np.inf, following)
+        truncated = inputs.truncated[t][:, None]
+        following = np.where(truncated, inputs.last_values[t], least)
+        terminated = inputs.terminated[t][:, None]
+        following = np.where(terminated, np.inf, following)
         least_from_here = np.minimum(inputs.rewards[t], following)
         value = inputs.values[t]
         passed_over = np.where(lost[t][:, None], value, least)
@@ -93,7 +95,8 @@ def soften(inputs: GAEInputs, credit: Sequence[str]) -> np.ndarray:
         log_total[t] = running
         running = np.where(ended[t], -np.inf, running)
     for t in range(len(logits) - 2, -1, -1):
-        log_total[t] = np.where(ended[t], log_total[t], log_total[t + 1])
+        continued = log_total[t + 1]
+        log_total[t] = np.where(ended[t], log_total[t], continued)
     share = np.exp(logits - log_total)
     weighted = rewards.copy()
     weighted[..., columns] = np.where(is_valid, share * rewards_of_columns, 0)

@@ -49,7 +49,8 @@ class Demonstrations(Extra):
         config = agent.config
         self.config = config
         data = demonstrations(config.demos, agent.observation_space, agent.action_space, agent.scorer)
-        self.data = _end_episodes(agent.scorer.embed(data.map(lambda x: x[:, None])))
+        of_one_environment = data.map(lambda x: x[:, None])
+        self.data = _end_episodes(agent.scorer.embed(of_one_environment))
         inputs = agent.policy.inputs
         self.vector = inputs.vector(data.obs)
         self.pixels = inputs.pixels(data.obs)
@@ -78,7 +79,9 @@ class Demonstrations(Extra):
         rate = agent.learner.learning_rate * float(self.rate(scored.timesteps))
         if not len(rows) or not rate:
             return metrics
-        losses = [self.step(agent.autograd, rows, rate) for _ in range(self.config.demo_updates)]
+        losses = []
+        for _ in range(self.config.demo_updates):
+            losses.append(self.step(agent.autograd, rows, rate))
         return metrics | {"train/demos_loss": float(torch.stack(losses).mean())}
 
     def gain(self, agent: "PPO", timesteps: int) -> np.ndarray:
@@ -87,16 +90,19 @@ class Demonstrations(Extra):
         raw, _ = scorer.score(self.data, scorer.initial_memory(1))
         names = list(scorer.streams)
         scaled = scorer.scale_rewards(raw)
-        reward = np.stack([scaled[name][:, 0] for name in names], -1)
+        rewards = [scaled[name][:, 0] for name in names]
+        reward = np.stack(rewards, -1)
         weights = scorer.weights(timesteps)
-        weight = np.array([float(weights[name]) for name in names], np.float32)
+        stream_weights = [float(weights[name]) for name in names]
+        weight = np.array(stream_weights, np.float32)
         # Penalties of the agent's own are streams behind those of the reward.
         count = len(names)
         values = agent.autograd.values(self.vector, self.pixels)[:, :count]
         tail = agent.autograd.values(self.next_vector, self.next_pixels)[:, :count]
         terminated = self.data.terminated[:, 0]
         tail[terminated] = 0
-        worth = returns(reward, self.data.ended[:, 0], tail, agent.gamma[:count])
+        ended = self.data.ended[:, 0]
+        worth = returns(reward, ended, tail, agent.gamma[:count])
         return (worth - values) @ weight
 
     def step(self, learner: TorchUpdate, rows: np.ndarray, rate: float) -> Tensor:
@@ -106,7 +112,8 @@ class Demonstrations(Extra):
         net = learner.net
         outputs, _ = net(*learner.observation_tensors(self.vector[index], pixels))
         log_std = None if net.log_std is None else net.log_std.detach()
-        loss = net.actions.surprise(outputs, log_std, learner.tensor(self.action[index])).mean()
+        action = learner.tensor(self.action[index])
+        loss = net.actions.surprise(outputs, log_std, action).mean()
         learner.flat.grad.zero_()
         loss.backward()
         self.adam.grad.copy_(learner.flat.grad)

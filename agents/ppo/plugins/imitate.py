@@ -102,7 +102,8 @@ class Imitation(Extra):
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
         """Take in a rollout (T, N) of the agent, then learn from the buffer; returns tags of the log."""
         weights = self.scorer.weights(scored.timesteps)
-        self.weights = np.array([float(weights[name]) for name in self.names], np.float32)
+        goal_weights = [float(weights[name]) for name in self.names]
+        self.weights = np.array(goal_weights, np.float32)
         self._add_rollout(scored)
         count = 0 if self.rows is None else len(self.rows["age"])
         metrics = {"train/imitation_rows": float(count)}
@@ -116,7 +117,8 @@ class Imitation(Extra):
         """Updates on rows drawn by their gain, of some of the buffer's `count` rows; tags."""
         some = self.rng.permutation(count)[:COMPARED_ROWS]
         _, self.rows["worth"] = self._score(self.rows)
-        rows = map_obs(lambda x: x[some], {**self.rows, "batch": None, "raw": None})
+        columns = {**self.rows, "batch": None, "raw": None}
+        rows = map_obs(lambda x: x[some], columns)
         with torch.no_grad():
             compared = self._compare(learner, rows)
         gain = compared.gain.cpu().numpy()
@@ -127,15 +129,17 @@ class Imitation(Extra):
             index = self.rng.choice(len(some), UPDATE_ROWS, p=probability)
             drawn = map_obs(lambda x: x[index], rows)  # noqa: B023
             losses.append(self.step(learner, drawn, rate))
+        imitated_share = compared.imitated.float().mean()
         return {
             "train/imitation_loss": float(torch.stack(losses).mean()),
-            "train/imitated": float(compared.imitated.float().mean()),
+            "train/imitated": float(imitated_share),
         }
 
     def _compare(self, learner: TorchUpdate, rows: Any) -> Compared:
         """What the policy and its values are at rows (B, ...), and which of them have something to teach."""
         net = learner.net
-        outputs, values = net(*learner.observation_tensors(rows["vector"], rows["pixels"]))
+        inputs = learner.observation_tensors(rows["vector"], rows["pixels"])
+        outputs, values = net(*inputs)
         outputs = mask_outputs(outputs, rows["mask"])
         action = learner.tensor(rows["action"])
         log_prob, entropy = net.actions.log_prob(outputs, net.log_std, action)
@@ -145,7 +149,8 @@ class Imitation(Extra):
             gain = learner.tensor(above_median.astype(np.float32))
         else:
             gain = learner.tensor(rows["worth"]) - value.detach()
-        is_near = net.actions.surprise(outputs, net.log_std, action) <= self.config.imitate_cap
+        surprise = net.actions.surprise(outputs, net.log_std, action)
+        is_near = surprise <= self.config.imitate_cap
         return Compared(log_prob, entropy, value, gain, imitated=(gain > 0) & is_near)
 
     def step(self, learner: TorchUpdate, rows: Any, rate: float) -> Tensor:
@@ -153,12 +158,16 @@ class Imitation(Extra):
         compared = self._compare(learner, rows)
         gain = compared.gain
         imitated = compared.imitated
-        policy = -gain.clamp(0, 1) * compared.log_prob - learner.entropy_weight * compared.entropy
-        policy_loss = policy[imitated].sum() / imitated.sum().clamp(min=MIN_DIVISOR_ROWS)
+        gained = -gain.clamp(0, 1) * compared.log_prob
+        policy = gained - learner.entropy_weight * compared.entropy
+        n_imitated = imitated.sum().clamp(min=MIN_DIVISOR_ROWS)
+        policy_loss = policy[imitated].sum() / n_imitated
         # The gradient of (V - R)^2 / 4 where R - 1 < V < R.
-        below = (compared.value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)
+        error = compared.value.detach() - learner.tensor(rows["worth"])
+        below = error.clamp(-1, 0)
         value = 0.5 * VALUE_LOSS_WEIGHT * compared.value * below
-        value_loss = value.sum() / (gain > 0).sum().clamp(min=MIN_DIVISOR_ROWS)
+        n_with_gain = (gain > 0).sum().clamp(min=MIN_DIVISOR_ROWS)
+        value_loss = value.sum() / n_with_gain
         loss = policy_loss + value_loss
         learner.flat.grad.zero_()
         loss.backward()
@@ -198,7 +207,8 @@ class Imitation(Extra):
         length, n = transitions.shape
 
         def on_host(x: Any) -> np.ndarray:
-            return torch.as_tensor(x).cpu().numpy().reshape(length, n, *x.shape[1:])
+            host = torch.as_tensor(x).cpu().numpy()
+            return host.reshape(length, n, *x.shape[1:])
 
         read = {
             "reward",
@@ -217,7 +227,11 @@ class Imitation(Extra):
             "tail": np.where(out_of_time, scored.collector.last_values[..., self.columns], np.float32(0)),
             "age": np.zeros((length, n), np.int64),
         }
-        rows = map_obs(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
+
+        def by_environment(x: np.ndarray) -> np.ndarray:
+            return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+        rows = map_obs(by_environment, tree)
         rows["column"] = np.repeat(np.arange(n), length)
         return rows
 
@@ -270,13 +284,16 @@ class Imitation(Extra):
             stream: Any = self.scorer.streams[name]
             # The stream of a scorer of one's own need not say whether it can.
             if getattr(stream, "relabelable", False) and not stream.has_memory:
-                self.rows["raw"][name][some] = stream.score(batch, None, again=True)[0]
+                scores = stream.score(batch, None, again=True)[0]
+                self.rows["raw"][name][some] = scores
 
     def _score(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Rewards of the goals and returns, both weighted and summed, (M,)."""
         zeros = np.zeros(len(rows["age"]), np.float32)
-        scaled = self.scorer.scale_rewards(dict.fromkeys(self.scorer.streams, zeros) | rows["raw"])
-        reward = np.stack([scaled[name] for name in self.names], -1)
+        raw = dict.fromkeys(self.scorer.streams, zeros) | rows["raw"]
+        scaled = self.scorer.scale_rewards(raw)
+        rewards = [scaled[name] for name in self.names]
+        reward = np.stack(rewards, -1)
         ends = rows["batch"]["terminated"] | rows["batch"]["truncated"]
         discounted = returns(reward, ends, rows["tail"], self.gamma)
         return reward @ self.weights, discounted @ self.weights

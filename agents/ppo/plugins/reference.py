@@ -56,7 +56,8 @@ class Reference(Penalty):
         self.net = copy.deepcopy(agent.policy)
         if not self.is_start:
             copy_policy(self.net, _read_policy(agent, config.reference))
-        self.learner = TorchUpdate(self.net, Flat.over(self.net.ordered()), config)
+        flat = Flat.over(self.net.ordered())
+        self.learner = TorchUpdate(self.net, flat, config)
 
     @classmethod
     def for_agent(cls, agent: "PPO") -> Self:
@@ -76,9 +77,11 @@ class Reference(Penalty):
         log_prob = collector.log_prob
         rows = log_prob.shape
         no_returns = np.zeros((*rows, 0), np.float32)
-        batch = collector.batch(Targets.stack(log_prob, np.zeros_like(log_prob), no_returns))
-        _, reference = self.learner.evaluate(batch.vector, batch.pixels, batch.action, batch.mask)
-        ratio = np.where(valid, reference.reshape(rows) - log_prob, np.float32(0))
+        targets = Targets.stack(log_prob, np.zeros_like(log_prob), no_returns)
+        batch = collector.batch(targets)
+        evaluated = self.learner.evaluate(batch.vector, batch.pixels, batch.action, batch.mask)
+        reference_log_prob = evaluated[1].reshape(rows)
+        ratio = np.where(valid, reference_log_prob - log_prob, np.float32(0))
         agent.metrics["reference/kl"] = -float(ratio.mean(where=valid))
         return ratio
 
@@ -98,7 +101,8 @@ def _read_policy(agent: "PPO", path: str) -> ActorCritic:
     def build(settings: dict[str, Any]) -> Any:
         # The reference needs nothing that its own training needed.
         plain = {"reference": "", "kl": 0.0, "overlap": False}
-        return make(agent.envs, make.Config(**settings | plain), seed=agent.seed, device=str(agent.device))
+        config = make.Config(**settings | plain)
+        return make(agent.envs, config, seed=agent.seed, device=str(agent.device))
 
     try:
         reference, _ = make._from_file(path, build, "this environment")
