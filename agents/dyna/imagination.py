@@ -18,7 +18,7 @@ from agents.dyna.svg import svg_update
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.dynamics.factored import Factored
-from agents.dynamics.planners import CEM, MPPI, UPMPC
+from agents.dynamics.planners import CEM, MPPI, UPMPC, Rollout
 from agents.dynamics.rollout import (
     PENALTIES,
     Adaptive,
@@ -134,17 +134,9 @@ class Imagination(Stateful):
         """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
         # Discrete actions are refused when the agent is made.
         assert isinstance(self.learner, SoftActorCritic)
-        return svg_update(
-            self.learner,
-            self.model,
-            self.reward_source,
-            self.ends,
-            obs,
-            step,
-            self.bounds,
-            gamma=self.config.gamma,
-            horizon=self.config.training_horizon,
-        )
+        rollout = self._rollouts(self.reward_source)
+        horizon = self.config.training_horizon
+        return svg_update(self.learner, rollout, obs, step, gamma=self.config.gamma, horizon=horizon)
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from replayed states: transitions to learn from, or states to begin from."""
@@ -192,25 +184,22 @@ class Imagination(Stateful):
         penalty = None
         if measure is not None:
             penalty = functools.partial(_weighted_penalty, measure, config.penalty_weight)
-        return imagine(
-            self.model,
-            self._act,
-            _no_reward,
-            self.ends,
-            obs,
-            horizon,
+        rollout = self._rollouts(_no_reward)
+        return rollout(
+            act=self._act,
+            obs=obs,
+            horizon=horizon,
             step=step,
             choose=choose,
             candidates=config.filter_candidates,
             penalty=penalty,
             cut=self.adaptive,
-            bounds=self.bounds,
         )
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         if self.pessimistic is None or t > 0:
             return self._sample(obs, t)
-        action = self.pessimistic.plan(self._rollouts(), self._sample, obs)
+        action = self.pessimistic.plan(self._rollouts(self.reward_source), self._sample, obs)
         return action, None
 
     def states(self, count: int) -> tuple[Tensor, Tensor]:
@@ -222,24 +211,24 @@ class Imagination(Stateful):
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
         """Actions (B, A) found by search from (B, D); `step` (B,) of episodes whose plans are continued, or None."""
         if isinstance(self.planner, UPMPC):
-            return self.planner.plan(self._rollouts(), self._sample, obs)
+            return self.planner.plan(self._rollouts(self.reward_source), self._sample, obs)
         assert self.planner is not None
         if step is None:
             # The plans of running episodes are left as they were.
             running_plans = self.planner.mean
-            action = self.planner.plan(self._rollouts(), obs, warm=False)
+            action = self.planner.plan(self._rollouts(self.reward_source), obs, warm=False)
             self.planner.mean = running_plans
             return action
         begins = torch.as_tensor(step == 0, device=self.device)
         self.planner.reset(begins)
-        return self.planner.plan(self._rollouts(), obs, warm=True)
+        return self.planner.plan(self._rollouts(self.reward_source), obs, warm=True)
 
-    def _rollouts(self) -> Any:
-        """`imagine` with all arguments but `act`, `obs` and `horizon`."""
+    def _rollouts(self, reward_function: RewardFunction) -> Rollout:
+        """`imagine` with this reward, and all arguments that every rollout shares."""
         return functools.partial(
             imagine,
             self.model,
-            reward_function=self.reward_source,
+            reward_function=reward_function,
             ends=self.ends,
             bounds=self.bounds,
         )

@@ -17,8 +17,8 @@ state's Q is regressed, as DHMBPO does. When it fails: models whose gradients ar
 import torch
 from torch import Tensor
 
-from agents.dynamics import Dynamics
-from agents.dynamics.rollout import Ends, Imagined, RewardFunction, imagine
+from agents.dynamics.planners import Rollout
+from agents.dynamics.rollout import Imagined
 from agents.off_policy.sac import SoftActorCritic
 
 
@@ -43,12 +43,9 @@ def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) 
 
 def svg_update(
     learner: SoftActorCritic,
-    model: Dynamics,
-    reward_function: RewardFunction,
-    ends: Ends | None,
+    rollout: Rollout,
     obs: Tensor,
     step: Tensor,
-    bounds: tuple[Tensor, Tensor] | None = None,
     *,
     gamma: float,
     horizon: int,
@@ -59,16 +56,7 @@ def svg_update(
     def act(obs: Tensor, t: int) -> tuple[Tensor, Tensor]:
         return learner.sample(obs)
 
-    imagined = imagine(
-        model,
-        act,
-        reward_function,
-        ends,
-        obs,
-        horizon,
-        step=step,
-        bounds=bounds,
-    )
+    imagined = rollout(act=act, obs=obs, horizon=horizon, step=step)
     assert imagined.log_prob is not None
     first_log_prob = imagined.log_prob[0]
     last_obs = imagined.next_obs[-1]

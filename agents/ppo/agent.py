@@ -131,17 +131,9 @@ class PPO(BaseAgent):
         self.obs_statistics = RunningMeanStd(shape=(self.policy.inputs.size,))
 
     def _set_up_collector(self) -> None:
-        config = self.config
-        self.collector: Collector = collector_class(self.envs)(
-            self.envs,
-            self.actor,
-            config.n_steps,
-            len(self.streams),
-            self.scorer.requires,
-            self.seed,
-            config.sequence if config.gru else config.n_steps,
-        )
-        self.collector.uses_masks = config.masks
+        make_collector = collector_class(self.envs)
+        requires = self.scorer.requires
+        self.collector: Collector = make_collector(self.envs, self.actor, len(self.streams), requires, self.seed)
         # The scorer of a user's own need not say what to do with a NaN.
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
         self.episodes = self.collector.episodes

@@ -50,20 +50,13 @@ class Collector(Stateful):
         "began": "began",
     }
 
-    def __init__(
-        self,
-        envs: Any,
-        learner: Any,
-        length: int,
-        streams: int,
-        requires: frozenset[str],
-        seed: int,
-        sequence: int,
-    ) -> None:
+    def __init__(self, envs: Any, learner: Any, streams: int, requires: frozenset[str], seed: int) -> None:
+        config = learner.config
+        length = config.n_steps
         self.envs = envs
         self.learner = learner
         self.seed = seed
-        self.sequence = sequence
+        self.sequence = config.sequence if config.gru else length
         self.inputs = learner.net.inputs
         self.actions = learner.net.actions
         self.recurrent = learner.net.gru is not None
@@ -96,7 +89,7 @@ class Collector(Stateful):
         # Whether the environments are known to have been reset.
         self._known = False
         self.on_nan = OnNan()
-        self.uses_masks = True
+        self.uses_masks: bool = config.masks
         # Whether the environments give masks, and they are used.
         self.masked = False
 

@@ -33,22 +33,14 @@ class DeviceCollector(Collector):
 
     saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}
 
-    def __init__(
-        self,
-        envs: Any,
-        learner: Any,
-        length: int,
-        streams: int,
-        requires: frozenset[str],
-        seed: int,
-        sequence: int,
-    ) -> None:
-        super().__init__(envs, learner, length, streams, requires, seed, sequence)
+    def __init__(self, envs: Any, learner: Any, streams: int, requires: frozenset[str], seed: int) -> None:
+        super().__init__(envs, learner, streams, requires, seed)
         device = envs.arrays.device
         if self.recurrent:
             raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
         if learner.device.type != device.type:
             raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
+        length = self.rollout.length
         n = self.rollout.n
         self.reads_obs = bool(requires & {"obs", "next_obs"})
         self.generator = torch.Generator(device).manual_seed(seed)

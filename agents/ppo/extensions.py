@@ -1,10 +1,10 @@
-"""The extensions of PPO: the settings of each, and the table of what a setting adds to the core.
+"""The extensions of PPO: the settings of each, and what a setting adds to the core.
 
 Importing it is cheap: a class is imported when an agent is made whose settings ask for it.
 """
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -183,8 +183,9 @@ def refuse_conflicts(config: Any) -> None:
         "give a lower clip_cov_low",
     )
     Schedule(config.demo_rate, "agent.demo_rate")
+    clones_steps = not (config.gru or is_trees or config.overlap or config.streams == "sum")
     config.refuse_if(
-        config.demos and (config.gru or is_trees or config.overlap or config.streams == "sum"),
+        config.demos and not clones_steps,
         "agent.demos={demos} clones single steps into a network with a value of each stream; take agent.gru=0 (here: "
         "{gru}), agent.net other than trees (here: {net}), agent.overlap=false and agent.streams=separate",
     )
@@ -202,15 +203,32 @@ class Extension(NamedTuple):
     seam: str
     # Of its attribute in `PPO.extensions`, and of its part of a saved state.
     name: str
-    # module:Class, whose `for_agent` makes it.
+    # module:Class below `agents.ppo.plugins`, whose `for_agent` makes it.
     target: str
-    # From a configuration and the reward's streams: whether they ask for it.
-    is_on: Callable[[Any, Mapping[str, Any]], bool]
 
 
-def has_average(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether the values of a stream are relative to its mean reward."""
-    return any(map(is_average, streams.values()))
+def extensions_on(config: Any, streams: Mapping[str, Any]) -> Iterator[Extension]:
+    """What the settings, or the streams of the reward, ask for."""
+    if config.clip_cov:
+        yield Extension("learner", "clip_cov", "clip_cov:ClipCovUpdate")
+    if config.reference:
+        yield Extension("penalty", "reference", "reference:Reference")
+    if config.overlap:
+        yield Extension("schedule", "overlap", "overlap:Overlap")
+    # It stands before credit, as the first estimator counts, and gives the other streams their credit.
+    if any(map(is_average, streams.values())):
+        yield Extension("estimator", "average", "average:AverageEstimator")
+    if any(credit_of(stream) != "sum" for stream in streams.values()):
+        yield Extension("estimator", "credit", "credit:CreditEstimator")
+    if config.balance != "none":
+        yield Extension("combiner", "balance", "balance:Balance")
+    # A weight that is to be learned without the setting is refused when `Blend` is made.
+    if config.blend != "none" or any(map(is_learned, streams.values())):
+        yield Extension("extra", "blend", "blend:Blend")
+    if config.demos:
+        yield Extension("extra", "demonstrations", "demonstrations:Demonstrations")
+    if config.imitate:
+        yield Extension("extra", "imitation", "imitate:Imitation")
 
 
 def is_average(stream: Any) -> bool:
@@ -218,19 +236,9 @@ def is_average(stream: Any) -> bool:
     return getattr(stream, "average", False)
 
 
-def has_credit(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether a stream's return is no sum."""
-    return any(credit_of(stream) != "sum" for stream in streams.values())
-
-
 def credit_of(stream: Any) -> str:
     """What an action of a stream answers for; the streams of a scorer of one's own need not say."""
     return getattr(stream, "credit", "sum")
-
-
-def learns_weights(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to learn weights; a weight that wants it without the setting is refused when `Blend` is made."""
-    return config.blend != "none" or any(is_learned(stream) for stream in streams.values())
 
 
 def is_learned(stream: Any) -> bool:
@@ -238,52 +246,8 @@ def is_learned(stream: Any) -> bool:
     return getattr(stream, "learned", False)
 
 
-def stays_near(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to pay for leaving a reference policy."""
-    return bool(config.reference)
-
-
-def overlaps(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to collect and learn at once."""
-    return config.overlap
-
-
-def balances(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to combine streams by their gradients."""
-    return config.balance != "none"
-
-
-def imitates(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to learn from good episodes."""
-    return bool(config.imitate)
-
-
-def has_demonstrations(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether to begin as a clone of a recording."""
-    return bool(config.demos)
-
-
-def clips_covariance(config: Any, streams: Mapping[str, Any]) -> bool:
-    """Whether rows that narrow the policy get no gradient."""
-    return bool(config.clip_cov)
-
-
-EXTENSIONS = (
-    Extension("learner", "clip_cov", "agents.ppo.plugins.clip_cov:ClipCovUpdate", clips_covariance),
-    Extension("penalty", "reference", "agents.ppo.plugins.reference:Reference", stays_near),
-    Extension("schedule", "overlap", "agents.ppo.plugins.overlap:Overlap", overlaps),
-    # It stands first, as the first estimator counts, and gives the other streams their credit.
-    Extension("estimator", "average", "agents.ppo.plugins.average:AverageEstimator", has_average),
-    Extension("estimator", "credit", "agents.ppo.plugins.credit:CreditEstimator", has_credit),
-    Extension("combiner", "balance", "agents.ppo.plugins.balance:Balance", balances),
-    Extension("extra", "blend", "agents.ppo.plugins.blend:Blend", learns_weights),
-    Extension("extra", "demonstrations", "agents.ppo.plugins.demonstrations:Demonstrations", has_demonstrations),
-    Extension("extra", "imitation", "agents.ppo.plugins.imitate:Imitation", imitates),
-)
-
-
 def extension_classes(seam: str, config: Any, streams: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Name and class of each extension of a seam that is on."""
-    for extension in EXTENSIONS:
-        if extension.seam == seam and extension.is_on(config, streams):
-            yield extension.name, pkgutil.resolve_name(extension.target)
+    for extension in extensions_on(config, streams):
+        if extension.seam == seam:
+            yield extension.name, pkgutil.resolve_name(f"agents.ppo.plugins.{extension.target}")

@@ -1,13 +1,14 @@
 """Stochastic value gradients: hand-computed returns, and gradients that ascend the true objective."""
 
 import copy
+import functools
 
 import pytest
 import torch
 
 from agents.dyna.svg import model_return, svg_update
 from agents.dynamics import Predicted
-from agents.dynamics.rollout import Imagined
+from agents.dynamics.rollout import Imagined, imagine
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 
 GAMMA = 0.5
@@ -34,7 +35,8 @@ def learner(seed=0, **changes):
 
 def updated(agent, model, start, horizon, gamma=GAMMA):
     step = torch.zeros(len(start), dtype=torch.int64)
-    svg_update(agent, model, reward_function, None, start, step, horizon=horizon, gamma=gamma)
+    rollout = functools.partial(imagine, model, reward_function=reward_function, ends=None)
+    svg_update(agent, rollout, start, step, horizon=horizon, gamma=gamma)
 
 
 def imagined(reward, alive, terminated, log_prob=None):
