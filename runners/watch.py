@@ -165,7 +165,7 @@ class Window:
         while request == "" and (t < last or ticks_to_linger > 0 or self.paused):
             self._show_picture(draw(episode, t), f"{name}, step {t + 1}")
             self.clock.tick(self.fps * self.speed)
-            request = self._read_keys()
+            request = self._handle_keys()
             if not self.paused:
                 ticks_to_linger -= t == last
                 t = min(t + 1, last)
@@ -184,8 +184,8 @@ class Window:
         self.pygame.display.flip()
         self.count += 1
 
-    def _read_keys(self) -> str:
-        """What the keys ask for: "quit", "next" or ""."""
+    def _handle_keys(self) -> str:
+        """Pause, and change the speed, as the keys say; returns what else they ask for: "quit", "next" or ""."""
         pygame = self.pygame
         for event in pygame.event.get():
             if event.type == pygame.QUIT:

@@ -146,7 +146,7 @@ def adapt(
     return plain_observation(env)
 
 
-def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
+def road_caption(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
     """A caption of the signals (9,), on a road that turns by `bent` rad within the next metres, right positive."""
     car = read(signals)
     if car.crashed:
@@ -183,7 +183,7 @@ def _lane_words(car: Vehicle, lanes: int) -> str:
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     signals = sense(env)
     if _is_road(env.spec):
-        return words(signals, lanes(env), bend(env))
+        return road_caption(signals, lanes(env), bend(env))
     return "the car has crashed" if read(signals).crashed else ""
 
 

@@ -255,13 +255,13 @@ class LabelModel(Stateful):
 
     def _logits(self, items: Sequence[Item]) -> torch.Tensor:
         if isinstance(items[0], str):
-            return self._read(items)
+            return self._outputs(items)
         # All first texts, then all second ones, in one pass.
         first_texts, second_texts = zip(*items)
-        first, second = self._read(first_texts + second_texts).chunk(2)
+        first, second = self._outputs(first_texts + second_texts).chunk(2)
         return second - first
 
-    def _read(self, texts: Any) -> torch.Tensor:
+    def _outputs(self, texts: Any) -> torch.Tensor:
         inputs = [x.to(self.device) for x in self.net.read(texts)]
         f: torch.Tensor = self.net(*inputs)
         return f

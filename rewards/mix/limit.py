@@ -77,7 +77,7 @@ class Limit(Stateful):
         # The price p, and fading sums of |other rewards|, of rows, of |c| and of c^2.
         self.price = 1.0
         self.sizes = np.zeros(4)
-        # Mean cost of the last update.
+        # Mean cost of the last update; in how many in a row it was above the limit, and the lowest of these means.
         self.newest = 0.0
         self.updates_above = 0
         self.lowest = 0.0

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving.family import DRIVER, words
+from envs.driving.family import DRIVER, road_caption
 from envs.driving.vehicle import VEHICLE
 from envs.make import families, goals, make, options, spec_of
 
@@ -32,7 +32,7 @@ def signals(**changes: float) -> np.ndarray:
     ],
 )
 def test_captions_follow_the_signals(changes: dict, lanes: int, bent: float, caption: str) -> None:
-    assert words(signals(**changes), lanes, bent) == caption
+    assert road_caption(signals(**changes), lanes, bent) == caption
 
 
 @pytest.mark.parametrize("env_id", SIX)
