@@ -20,16 +20,33 @@ from envs.exploration.factored import distances, maze, next_cells
 from envs.exploration.family import CellWorld, PointMaze, one_hot
 from envs.types import EnvReset, EnvStep
 
-NOISE = 20  # numbers beside the observation of Distracted
-STEPS = 100  # of HardMaze
-SIZE = 14  # of WanderingNoise
-WORN = 10  # the last level of Wear
-SIDE, SIGHT = 15, 2  # of Field
+# Numbers beside the observation of Distracted.
+NOISE = 20
+# Steps of HardMaze.
+STEPS = 100
+# Cells along each axis of WanderingNoise, and how far its noise is seen.
+SIZE = 14
+NOISE_SIGHT = 2
+# The last level of Wear.
+WORN = 10
+# Cells along each axis of Field, and how far one sees there.
+SIDE = 15
+SIGHT = 2
+# How a field's actions move column and row.
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+# Of HardMaze, seen from above: # is a wall, and a number the reward of a corner.
 PLAN = (
     *("1...#....2", "....#.....", "....#.....", "###.#..###", "....#....."),
     *("..........", "....####..", "..###.....", "....#.....", "....#....3"),
 )
 CORNERS = {1: (-0.9, 0.9), 2: (0.9, 0.9), 3: (0.9, -0.9)}
+
+
+def widen_box(box: Any, limits: np.ndarray) -> gym.spaces.Box:
+    """The space of a box's numbers and of others behind them, as far as `limits` from 0."""
+    low = np.r_[box.low, -limits]
+    high = np.r_[box.high, limits]
+    return gym.spaces.Box(low, high, dtype=np.float32)
 
 
 class Beside(gym.Env):
@@ -38,8 +55,7 @@ class Beside(gym.Env):
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)  # type: ignore[call-arg]
         box: Any = self.observation_space
-        noise = np.ones(NOISE, np.float32)
-        self.observation_space = gym.spaces.Box(np.r_[box.low, -noise], np.r_[box.high, noise], dtype=np.float32)
+        self.observation_space = widen_box(box, np.ones(NOISE, np.float32))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = super().reset(seed=seed, options=options)
@@ -50,7 +66,8 @@ class Beside(gym.Env):
         return self._beside(obs), float(reward), terminated, truncated, info
 
     def _beside(self, obs: np.ndarray) -> np.ndarray:
-        return np.r_[obs, self.np_random.uniform(-1, 1, NOISE)].astype(np.float32)
+        noise = self.np_random.uniform(-1, 1, NOISE)
+        return np.r_[obs, noise].astype(np.float32)
 
 
 class Distracted(Beside, CartPoleEnv):  # type: ignore[misc]
@@ -75,17 +92,23 @@ class Drifting(gym.ObservationWrapper):  # type: ignore[type-arg]
         super().__init__(gym.make(world, render_mode=render_mode))
         self.drift = np.zeros(beside)
         box: Any = self.env.observation_space
-        limits = np.full(beside, np.inf, np.float32)
-        self.observation_space = gym.spaces.Box(np.r_[box.low, -limits], np.r_[box.high, limits], dtype=np.float32)
+        self.observation_space = widen_box(box, np.full(beside, np.inf, np.float32))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
-        self.drift = self.unwrapped.np_random.normal(size=len(self.drift))
-        return np.r_[obs, self.drift].astype(np.float32), info
+        self.drift = self._draw()
+        return self._beside(obs), info
 
     def observation(self, obs: np.ndarray) -> np.ndarray:
-        fresh = self.unwrapped.np_random.normal(size=len(self.drift))
-        self.drift = self.KEPT * self.drift + (1 - self.KEPT**2) ** 0.5 * fresh
+        # The share of fresh noise keeps the deviation at 1.
+        fresh_share = (1 - self.KEPT**2) ** 0.5
+        self.drift = self.KEPT * self.drift + fresh_share * self._draw()
+        return self._beside(obs)
+
+    def _draw(self) -> np.ndarray:
+        return self.unwrapped.np_random.normal(size=len(self.drift))
+
+    def _beside(self, obs: np.ndarray) -> np.ndarray:
         return np.r_[obs, self.drift].astype(np.float32)
 
 
@@ -107,9 +130,11 @@ class Reach(gym.Env):
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
-        throttle = np.clip(np.asarray(action).ravel()[0], -1, 1)
+        throttle = np.asarray(action).ravel()[0]
+        throttle = np.clip(throttle, -1, 1)
         self.point = np.clip(self.point + 0.2 * throttle, -1, 1)
-        return self._obs(), 1 - abs(float(self.point - self.place)), False, False, {}
+        distance = abs(float(self.point - self.place))
+        return self._obs(), 1 - distance, False, False, {}
 
     def _obs(self) -> np.ndarray:
         return np.array([self.point, self.place], np.float32)
@@ -124,7 +149,8 @@ class NoisyPendulum(PendulumEnv):
 
     def step(self, u: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = super().step(u)
-        return obs, float(reward + self.np_random.normal(0, self.noise)), terminated, truncated, info
+        noise = self.np_random.normal(0, self.noise)
+        return obs, float(reward + noise), terminated, truncated, info
 
 
 class Hill(MountainCarEnv):
@@ -133,6 +159,11 @@ class Hill(MountainCarEnv):
     def __init__(self, gravity: float = 0.0025, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
         self.gravity = gravity
+
+
+def clip(x: float) -> float:
+    """The nearest number in [-1, 1]."""
+    return min(max(x, -1), 1)
 
 
 class HardMaze(PointMaze):
@@ -146,21 +177,39 @@ class HardMaze(PointMaze):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
-        self.place, self.left = np.array([-0.9, -0.9], np.float32), STEPS
+        self.place = np.array([-0.9, -0.9], np.float32)
+        self.left = STEPS
         return self._obs(), {}
 
     def _move(self, action: Any) -> None:
         for axis in (0, 1):
             moved = self.place.copy()
-            moved[axis] = min(max(moved[axis] + 0.1 * min(max(action[axis], -1), 1), -1), 1)
-            column, row = (min(int(5 * (x + 1)), 9) for x in (moved[0], -moved[1]))
-            self.place = self.place if self.PLAN[row][column] == "#" else moved
+            step = 0.1 * clip(action[axis])
+            moved[axis] = clip(moved[axis] + step)
+            column = self._index(moved[0])
+            row = self._index(-moved[1])
+            if self.PLAN[row][column] != "#":
+                self.place = moved
+
+    def _index(self, x: float) -> int:
+        """The number of the column or row at a coordinate."""
+        return min(int(5 * (x + 1)), 9)
 
     def step(self, action: Any) -> EnvStep:
         self._move(action)
         self.left -= 1
-        near = [prize for prize, corner in CORNERS.items() if np.abs(self.place - corner).max() < 0.15]
-        return self._obs(), float(near[0] if near and not self.left else 0), False, False, {}
+        reward = 0.0
+        if not self.left:
+            reward = self._prize()
+        return self._obs(), reward, False, False, {}
+
+    def _prize(self) -> float:
+        """What the corner is worth that the point is in."""
+        for prize, corner in CORNERS.items():
+            distance = np.abs(self.place - corner).max()
+            if distance < 0.15:
+                return float(prize)
+        return 0.0
 
 
 class Crossings(HardMaze):
@@ -175,18 +224,21 @@ class Crossings(HardMaze):
 
     def __init__(self, upper: bool = False, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
-        self.first = np.array([0, 0.9 if upper else -0.5], np.float32)
+        y = 0.9 if upper else -0.5
+        self.first = np.array([0, y], np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
-        self.place = self.first + self.np_random.uniform(-0.05, 0.05, 2).astype(np.float32)
+        shift = self.np_random.uniform(-0.05, 0.05, 2).astype(np.float32)
+        self.place = self.first + shift
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
         self._move(action)
         x, y = map(float, self.place)
-        found = x < -0.9 and y > 0.5
-        return self._obs(), float(found), abs(x) > 0.9 or y < -0.95, False, {"is_success": found}
+        is_success = x < -0.9 and y > 0.5
+        terminated = abs(x) > 0.9 or y < -0.95
+        return self._obs(), float(is_success), terminated, False, {"is_success": is_success}
 
 
 class Level(CellWorld):
@@ -202,8 +254,13 @@ class Level(CellWorld):
 
     def __init__(self, size: int = 4, level: int = 0, kind: str = "sparse", render_mode: str | None = None) -> None:
         rng = np.random.default_rng([size, level])
-        self.ways, self.n_cells, self.kind = next_cells(maze(size, rng)), size * size, kind
-        self.goal, self.decoy = (int(cell) for cell in 1 + rng.permutation(self.n_cells - 1)[:2])
+        self.kind = kind
+        self.n_cells = size * size
+        self.ways = next_cells(maze(size, rng))
+        others = 1 + rng.permutation(self.n_cells - 1)
+        self.goal = int(others[0])
+        self.decoy = int(others[1])
+        # From each cell to the goal.
         self.far = distances(self.ways, [self.goal])
         self._setup(render_mode, self.n_cells, 4)
         self._begin()
@@ -212,10 +269,15 @@ class Level(CellWorld):
         self.cell = 0
 
     def step(self, action: Any) -> EnvStep:
-        before, self.cell = self.cell, int(self.ways[self.cell, action])
-        found, fell = self.cell == self.goal, self.kind == "decoy" and self.cell == self.decoy
-        nearer = float(self.far[before] - self.far[self.cell]) / float(self.far[0]) * (self.kind == "hint")
-        return self._obs(), found + 0.2 * fell + 0.4 * nearer, found or fell, False, {"is_success": found}
+        before = self.cell
+        self.cell = int(self.ways[before, action])
+        is_success = self.cell == self.goal
+        is_decoy = self.kind == "decoy" and self.cell == self.decoy
+        reward = is_success + 0.2 * is_decoy
+        if self.kind == "hint":
+            nearer = float(self.far[before] - self.far[self.cell])
+            reward = reward + 0.4 * (nearer / float(self.far[0]))
+        return self._obs(), reward, is_success or is_decoy, False, {"is_success": is_success}
 
     def _obs(self) -> np.ndarray:
         return one_hot(self.cell, self.n_cells)
@@ -269,27 +331,37 @@ class WanderingNoise(CellWorld):
     STATE = ("cell", "source", "noise", "late")
 
     def __init__(self, bits: int = 0, render_mode: str | None = None) -> None:
-        self.bits, self.n_cells = bits, SIZE * SIZE
-        self.ways = np.c_[np.arange(self.n_cells), next_cells(maze(SIZE, np.random.default_rng(1)))]
+        self.bits = bits
+        self.n_cells = SIZE * SIZE
+        stays = np.arange(self.n_cells)
+        walls = maze(SIZE, np.random.default_rng(1))
+        self.ways = np.c_[stays, next_cells(walls)]
         self._setup(render_mode, self.n_cells + bits, 5)
         self._begin()
 
     def _begin(self) -> None:
-        self.cell = self.source = 0
-        self.noise, self.late = np.zeros(self.bits, np.float32), False
+        self.cell = 0
+        self.source = 0
+        self.noise = np.zeros(self.bits, np.float32)
+        # Whether the source moves at the next step.
+        self.late = False
 
     def step(self, action: Any) -> EnvStep:
         self.cell = int(self.ways[self.cell, action])
         if self.late:
-            self.source = int(self.ways[self.source, self.np_random.integers(1, 5)])
+            direction = self.np_random.integers(1, 5)
+            self.source = int(self.ways[self.source, direction])
         self.late = not self.late
-        (row, column), (y, x) = divmod(self.cell, SIZE), divmod(self.source, SIZE)
-        near = max(abs(row - y), abs(column - x)) <= 2
-        self.noise = near * self.np_random.integers(2, size=self.bits).astype(np.float32)
+        row, column = divmod(self.cell, SIZE)
+        source_row, source_column = divmod(self.source, SIZE)
+        distance = max(abs(row - source_row), abs(column - source_column))
+        bits = self.np_random.integers(2, size=self.bits)
+        self.noise = (distance <= NOISE_SIGHT) * bits.astype(np.float32)
         return self._obs(), 0.0, False, False, self._info()
 
     def _obs(self) -> np.ndarray:
-        return np.r_[one_hot(self.cell, self.n_cells), self.noise]
+        cell = one_hot(self.cell, self.n_cells)
+        return np.r_[cell, self.noise]
 
 
 class Field(CellWorld):
@@ -313,10 +385,11 @@ class Field(CellWorld):
         self.seen = self._sight()
 
     def _sight(self) -> np.ndarray:
-        return np.square(self.cells - self.place).sum(-1) <= SIGHT**2
+        squares = np.square(self.cells - self.place)
+        return squares.sum(-1) <= SIGHT**2
 
     def step(self, action: Any) -> EnvStep:
-        self.place = np.clip(self.place + ((-1, 0), (1, 0), (0, -1), (0, 1))[action], 0, SIDE - 1)
+        self.place = np.clip(self.place + MOVES[action], 0, SIDE - 1)
         new = self._sight() & ~self.seen
         self.seen = self.seen | new
         return self._obs(), float(new.sum()), False, False, {}
