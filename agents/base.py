@@ -254,8 +254,8 @@ class BaseAgent(Predictor):
 
     def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
         """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
-        state_of_streams = {"streams": list(streams)}
-        weights = self.adapt_weights(state["modules"]["policy"], state_of_streams)
+        trained_on = {"streams": list(streams)}
+        weights = self.adapt_weights(state["modules"]["policy"], trained_on)
         self.policy.load_state_dict(weights)
         others = self.weights()
         others.pop("modules.policy", None)

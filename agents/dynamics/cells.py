@@ -162,8 +162,8 @@ class Categoricals:
         log_prior = prior.log()
         dyn = posterior.detach() * (log_posterior.detach() - log_prior)
         rep = posterior * (log_posterior - log_prior.detach())
-        of_latent = (-2, -1)
-        return dyn.sum(of_latent), rep.sum(of_latent)
+        latent_axes = (-2, -1)
+        return dyn.sum(latent_axes), rep.sum(latent_axes)
 
 
 class RSSM(Cell):
@@ -347,8 +347,8 @@ class _SelectiveScan(nn.Module):
         self.skip = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        entered = self.enter(self.norm(x))
-        value, output_gate = entered.chunk(2, -1)
+        projected = self.enter(self.norm(x))
+        value, output_gate = projected.chunk(2, -1)
         value = F.silu(value)
         selected = self.select(value)
         widths = [x.shape[-1], self.states, self.states]
@@ -356,8 +356,8 @@ class _SelectiveScan(nn.Module):
         step = F.softplus(step + self.step_bias)
         # All (L, B, W, states).
         decay = torch.exp(-step[..., None] * self.log_rate.exp())
-        written = (step * value)[..., None]
-        inputs = written * write[..., None, :]
+        step_value = (step * value)[..., None]
+        inputs = step_value * write[..., None, :]
         kept_shares = decay.flatten(-2) * continues
         sums = scan(kept_shares, inputs.flatten(-2), s)
         states = sums.unflatten(-1, (-1, self.states))

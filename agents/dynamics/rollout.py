@@ -319,8 +319,8 @@ def _outcome(
     outcomes = step(obs.repeat(candidates, 1), action.repeat(candidates, 1))
     candidate_obs = outcomes.next_obs.unflatten(0, (candidates, -1))
     index, keep = choose(obs, action, candidate_obs)
-    within = torch.arange(len(obs), device=obs.device)
-    rows = index * len(obs) + within
+    row_numbers = torch.arange(len(obs), device=obs.device)
+    rows = index * len(obs) + row_numbers
 
     def pick(x: Tensor | None, axis: int) -> Any:
         return None if x is None else x.index_select(axis, rows)

@@ -160,8 +160,8 @@ class SpaceEncoding(Inputs):
                 value = np.clip(np.rint(value), 0, 1)
             elif np.issubdtype(space.dtype, np.integer):
                 # A model's prediction lies between whole numbers, and outside.
-                whole = np.rint(value)
-                value = np.clip(whole, space.low.ravel(), space.high.ravel())
+                rounded = np.rint(value)
+                value = np.clip(rounded, space.low.ravel(), space.high.ravel())
             shaped = value.reshape(*leading, *space.shape)
             parts[key] = shaped.astype(space.dtype, copy=False)
         if self.bare:

@@ -80,8 +80,8 @@ class HILP(IQL):
         before = torch.from_numpy(self.phi(obs)).to(self.device)
         after = torch.from_numpy(self.phi(next_obs)).to(self.device)
         # The deviation of r_z over uniform z; without any movement rewards are 0 in every unit.
-        distance = (after - before).square().sum(1)
-        self.unit = float(distance.mean().sqrt()) or 1.0
+        squared_distance = (after - before).square().sum(1)
+        self.unit = float(squared_distance.mean().sqrt()) or 1.0
         return torch.cat([rows, before, after], 1)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
