@@ -283,8 +283,8 @@ class Actions:
             negative_entropy = (log.exp() * log).sum(-1)
             log_probs.append(log_prob)
             negative_entropies.append(negative_entropy)
-        entropy = -torch.stack(negative_entropies).sum(0)
-        return torch.stack(log_probs).sum(0), entropy
+        total_log_prob = torch.stack(log_probs).sum(0)
+        return total_log_prob, -torch.stack(negative_entropies).sum(0)
 
     def surprise(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> Tensor:
         """How unlikely actions (B, choices) are, a number: -log p, of a Gaussian less that of its mode: z^2 / 2; (B,).

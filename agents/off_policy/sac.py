@@ -377,8 +377,8 @@ def squash(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = moments(outputs)
     u = torch.addcmul(mean, log_std.exp(), noise)
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0.
-    softplus_term = F.softplus(-2 * u)
-    log_slope = 2 * (math.log(2) - u - softplus_term)
+    # The order of the terms is that in which gradients are added up: another one changes their last digits.
+    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
     log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_std
     log_prob = (log_density - log_slope).sum(-1)
     return torch.tanh(u), log_prob
