@@ -139,8 +139,8 @@ def loo_kl(predicted: Predicted) -> Tensor:
     others_moment = (second_moment.sum(0) - second_moment) / n_others
     variance = (others_moment - mean.square()).clamp(min=MIN_PENALTY_STD**2)
     gap = offset - mean
-    second_moment = variances + gap.square()
-    kl = second_moment / variance - 1 - torch.log(variances / variance)
+    gap_moment = variances + gap.square()
+    kl = gap_moment / variance - 1 - torch.log(variances / variance)
     return 0.5 * kl.sum(-1).mean(0)
 
 
