@@ -100,15 +100,15 @@ class BaseAgent(Predictor):
 
     Config: ClassVar[type[Any]]
     # The agent asks for the reward itself, as `scorer`; or it learns from a `recording` that was rated.
-    driver: ClassVar[str] = "scorer"
-    n_envs: ClassVar[int] = 8
+    driver = "scorer"
+    n_envs = 8
     # Whether it reads action masks.
-    masks: ClassVar[bool] = False
+    masks = False
     # Whether it returns to finite weights by itself.
-    recovers: ClassVar[bool] = False
+    recovers = False
     scorer_type: ClassVar[type[Any]] = StreamScorer
     # Whether a stream's reward counts in a sum, and in no other way.
-    only_sums: ClassVar[bool] = True
+    only_sums = True
     # What a checkpoint holds: path in the saved state -> attribute.
     saved: ClassVar[dict[str, str]] = {
         "modules.policy": "policy",

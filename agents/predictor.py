@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
@@ -49,7 +49,7 @@ class Predictor(ABC):
     config: Any
     policy: Any
     # Whether `predict` gives the mode unless it is asked for a sample.
-    mode: ClassVar[bool] = False
+    mode = False
     # Whether it was trained with action masks, which it then needs to act.
     masked: bool = False
 

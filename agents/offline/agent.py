@@ -45,7 +45,7 @@ class OfflineAgent(BaseAgent):
 
     algorithm: ClassVar[type[IQL]]
     # Whether it learns in one go, and so begins again if it is interrupted.
-    indivisible: ClassVar[bool] = False
+    indivisible = False
     driver = "recording"
     n_envs = 1
     mode = True

@@ -118,9 +118,9 @@ class IQL(Predictor):
     """
 
     Config: ClassVar[type[Any]] = IQLConfig
-    learns_from: ClassVar[str] = "rewards"
+    learns_from = "rewards"
     # Whether Q estimates discounted rewards, so that other critics can begin with it.
-    has_values: ClassVar[bool] = True
+    has_values = True
     mode = True
 
     def __init__(

@@ -12,7 +12,7 @@ chance decides, which it takes for its own doing; starts that differ in what can
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class RCSL(Cloning):
     Config = RCSLConfig
     worth: RewardHead
     # The quantile of what episodes returned that is asked for.
-    asked: ClassVar[float] = 1.0
+    asked = 1.0
 
     def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         metrics = super().learn(steps)

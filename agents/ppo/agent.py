@@ -15,7 +15,7 @@ Fails when: the reward needs more exploration than noise and bonuses give; off-p
 
 import time
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -62,10 +62,10 @@ class PPO(BaseAgent):
         (4,)
     """
 
-    Config: ClassVar[type[PPOConfig]] = PPOConfig
-    masks: ClassVar[bool] = True
-    only_sums: ClassVar[bool] = False
-    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
+    Config = PPOConfig
+    masks = True
+    only_sums = False
+    saved = BaseAgent.saved | {
         "optimizer": "flat",
         "collector": "collector",
         "memory": "memory",
@@ -74,12 +74,12 @@ class PPO(BaseAgent):
         "observations.var": "obs_statistics.var",
         "observations.count": "obs_statistics.count",
     }
-    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {
+    in_file = BaseAgent.in_file | {
         "mean": "obs_statistics.mean",
         "var": "obs_statistics.var",
         "count": "obs_statistics.count",
     }
-    lasting: ClassVar[dict[str, str]] = (
+    lasting = (
         BaseAgent.lasting | in_file | {"noise": "collector.rng", "masked": "collector.masked"}
     )
     config: PPOConfig

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Collector(Stateful):
     importance: np.ndarray | None = None
     kind_of_rollout: type[Rollout] = Rollout
 
-    saved: ClassVar[dict[str, str]] = {
+    saved = {
         "rollout": "rollout",
         **{key: f"episodes.{name}" for key, name in Episodes.saved.items()},
         "rng": "rng",

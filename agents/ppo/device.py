@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class DeviceCollector(Collector):
     `array="torch"` on a GPU; on the CPU the NumPy ones are faster. A ValueError refuses recurrence and another device.
     """
 
-    saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}
+    saved = Collector.saved | {"generator": "generator"}
 
     def __init__(self, envs: Any, learner: Any, streams: int, requires: frozenset[str], seed: int) -> None:
         super().__init__(envs, learner, streams, requires, seed)

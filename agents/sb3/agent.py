@@ -190,8 +190,8 @@ class SB3Agent:
     algorithm: ClassVar[str]
     # Whether it reads action masks, and whether it refuses environments without.
     masks = False
-    needs_masks: ClassVar[bool] = False
-    lstm: ClassVar[bool] = False
+    needs_masks = False
+    lstm = False
 
     @classmethod
     def samples(cls, config: SB3Config, action_space: gym.Space) -> bool:

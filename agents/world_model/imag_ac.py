@@ -141,7 +141,7 @@ class Behaviour(nn.Module):
     """Base of what learns to act in a latent model with features (F)."""
 
     # Whether the value's loss shapes the latent, so that it is part of the model's.
-    joint: ClassVar[bool] = False
+    joint = False
     # Updates so far, counted by a behaviour that learns in bursts.
     updates = 0
     # Name -> the attribute with a network that is trained as a vector, or follows one that is.
