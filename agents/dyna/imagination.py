@@ -392,9 +392,8 @@ def _model(
         min_steps=min(100, config.model_steps),
         max_steps=config.model_steps,
     )
-    if config.model == "factored":
-        return Factored(encoding, settings, seed=seed, device=device)
-    return DynamicsEnsemble(encoding, settings, seed=seed, device=device)
+    kind = Factored if config.model == "factored" else DynamicsEnsemble
+    return kind(encoding, settings, seed=seed, device=device)
 
 
 def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:

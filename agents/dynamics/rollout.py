@@ -402,9 +402,12 @@ class RewardHead(Stateful):
 
     def predict(self, x: Tensor) -> Tensor:
         """Rewards (...,) of features (..., I), differentiable."""
+        standardised = self.net(self._whiten(x)).squeeze(-1)
+        return self.center + self.scale * standardised
+
+    def _whiten(self, x: Tensor) -> Tensor:
         whitened = (x - self.mean) / self.std
-        x = whitened.clamp(-CLIP, CLIP)
-        return self.center + self.scale * self.net(x).squeeze(-1)
+        return whitened.clamp(-CLIP, CLIP)
 
     def fit(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
         """Take `steps` minibatches of features (M, I) and rewards (M,); the last loss, in standard deviations (0-d)."""
@@ -414,8 +417,7 @@ class RewardHead(Stateful):
         self.std = torch.where(std > 1e-6, std, 1.0)
         self.center = y.mean()
         self.scale = spread(y)
-        whitened = (x - self.mean) / self.std
-        inputs = whitened.clamp_(-CLIP, CLIP)
+        inputs = self._whiten(x)
         targets = (y - self.center) / self.scale
         size = min(HEAD_BATCH_SIZE, len(x))
         draws = draw_integers(self._generator, len(x), steps, size)

@@ -26,6 +26,10 @@ class DenseLayer(NamedTuple):
     weight: Tensor
     bias: Tensor
 
+    def select(self, outputs: slice) -> "DenseLayer":
+        """Views of the numbers of some outputs."""
+        return DenseLayer(self.weight[:, outputs], self.bias[outputs])
+
     @torch.no_grad()
     def copy(self, other: "DenseLayer") -> None:
         """Take over the numbers of another layer of the same shape."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.policy_layers import CriticKind, DenseLayer, PolicyLayers, layers_of
+from agents.networks.policy_layers import CriticKind, PolicyLayers, layers_of
 from agents.off_policy.closed_form import LOG_STD_HALF_RANGE, MIN_LOG_STD
 from agents.off_policy.sac import Critics, SoftActorCritic
 
@@ -27,9 +27,7 @@ def policy_layers(learner: Critics, encoding: SpaceEncoding) -> PolicyLayers:
     last = layers.pop()
     # Outputs are the means, then the deviations.
     size = learner.action_size
-    mean_head = DenseLayer(last.weight[:, :size], last.bias[:size])
-    deviation_head = DenseLayer(last.weight[:, size:], last.bias[size:])
-    layers.append(mean_head)
+    layers.append(last.select(slice(0, size)))
     log_alpha = learner.log_alpha if learner.learned_alpha else None
     return PolicyLayers(
         encoding,
@@ -38,7 +36,7 @@ def policy_layers(learner: Critics, encoding: SpaceEncoding) -> PolicyLayers:
         learner.mean,
         1 / learner.scale,
         squashed=True,
-        deviation=deviation_head,
+        deviation=last.select(slice(size, None)),
         critics=learner.critic.weights(),
         critic_kind=_kind(learner),
         log_alpha=log_alpha,
@@ -77,9 +75,8 @@ def _begin_actor(learner: SoftActorCritic, source: PolicyLayers) -> None:
     last = layers.pop()
     source.copy_hidden(layers, learner.config.activation)
     size = learner.action_size
-    mean_head = DenseLayer(last.weight[:, :size], last.bias[:size])
-    mean_head.copy(source.layers[-1])
-    deviation = DenseLayer(last.weight[:, size:], last.bias[size:])
+    last.select(slice(0, size)).copy(source.layers[-1])
+    deviation = last.select(slice(size, None))
     if source.deviation is not None:
         deviation.copy(source.deviation)
     elif source.log_std is not None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.policy_layers import DenseLayer, PolicyLayers, layers_of
+from agents.networks.policy_layers import PolicyLayers, layers_of
 from agents.networks.stacked import ACTIVATIONS, Stacked
 from agents.offline.iql import IQL, NormalizedInputs
 from agents.predictor import Predictor
@@ -86,7 +86,7 @@ class Cloning(IQL):
         # Outputs are the log-weight of the only component, its means, and its log-deviations.
         size = self.encoding.action_size
         means = slice(1, 1 + size)
-        layers.append(DenseLayer(last.weight[:, means], last.bias[means]))
+        layers.append(last.select(means))
         # Its deviations differ by state, other agents' do so in another form: those of the mean observation are taken.
         mean_obs = mixture.mean.new_zeros(1, len(mixture.mean))
         _, _, log_std = mixture.gaussians(mean_obs)

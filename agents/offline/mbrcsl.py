@@ -155,15 +155,15 @@ class MBRCSL(RCSL):
             reward = outcome.reward.clamp(low, high)
             return reward * (1 - before)
 
-        options: Any = {"reward_function": bounded_reward, "penalty": lost_reward}
         rollout = imagine(
             model,
             act,
+            bounded_reward,
             ends=None,
             obs=starts,
             horizon=self.config.horizon,
+            penalty=lost_reward,
             bounds=(obs.amin(0), obs.amax(0)),
-            **options,
         )
         return rollout, torch.stack(disagreements)
 

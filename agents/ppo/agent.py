@@ -79,9 +79,7 @@ class PPO(BaseAgent):
         "var": "obs_statistics.var",
         "count": "obs_statistics.count",
     }
-    lasting = (
-        BaseAgent.lasting | in_file | {"noise": "collector.rng", "masked": "collector.masked"}
-    )
+    lasting = BaseAgent.lasting | in_file | {"noise": "collector.rng", "masked": "collector.masked"}
     config: PPOConfig
 
     def _set_up(self) -> None:
