@@ -149,6 +149,8 @@ def rollout_steps(model: Any) -> int:
     """Steps of each environment in a rollout, of our agents and of Stable-Baselines3's; 1 where there is a replay."""
     if hasattr(model, "collector"):
         return model.collector.rollout.length
+    if hasattr(model, "steps") and model.steps.in_rollouts:
+        return math.ceil(model.config.rollout / model.steps.n)
     return model.n_steps if hasattr(model, "rollout_buffer") else 1
 
 

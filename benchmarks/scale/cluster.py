@@ -115,20 +115,21 @@ def _learns(parts: Parts) -> Callable[[], tuple[int, Callable[[], Any]]]:
     size = model.collector.rollout.valid.size
 
     def measure() -> tuple[int, Callable[[], Any]]:
-        for member in getattr(parts.venv, "members", ()):  # nothing is made while another's clock runs
-            for flight in member.flight:
-                _wait(flight.part)
+        finish_flights(parts)
         model.collector.began = False  # what is in flight is forgotten
         return ROLLOUTS * size, lambda: model.learn(ROLLOUTS * size)
 
     return measure
 
 
-def _wait(ref: Any) -> None:
+def finish_flights(parts: Parts) -> None:
+    """Wait for what actors collect, so that nothing is made while another's clock runs."""
     import ray as engine
 
-    if not isinstance(ref, dict):
-        engine.wait([ref])
+    for member in getattr(parts.venv, "members", ()):
+        for flight in member.flight:
+            if not isinstance(flight.part, dict):
+                engine.wait([flight.part])
 
 
 def kills(folder: Path, count: int = KILLS) -> dict[str, float]:

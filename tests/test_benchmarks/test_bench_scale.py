@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import scale
-from benchmarks.scale import cores, gpu, model, mujoco
+from benchmarks.scale import cores, gpu, model, mujoco, replay
 from runners.run.config import UsageError
 
 
@@ -114,3 +114,16 @@ def test_what_waits_for_a_gpu_runs_and_agrees_on_the_cpu(tmp_path, capsys, monke
         *("gpu_clip_frames", "gpu_clip_ratio", "gpu_ppo_frames", "gpu_ppo_rnd_frames", "gpu_ppo_over_cpu"),
         *("gpu_sac_over_cpu", "gpu_world_model_over_cpu"),
     }
+
+
+def test_what_one_learner_takes_from_a_hundred_actors_follows_from_times_of_a_frame(tmp_path, monkeypatch):
+    def times(updates):
+        # An actor's 30 ms for a frame, 0.1 ms to store it, 1 ms for an update.
+        return 0.030, 0.0001 + 0.001 * updates, 200.0
+
+    monkeypatch.setattr(replay, "_service_times", times)
+    figures = replay.service(tmp_path)
+    assert figures["replay_update_us"] == pytest.approx(1000) and figures["replay_store_us"] == pytest.approx(100)
+    # A hundred actors bring a frame each 0.3 ms, of which storing leaves 0.2 ms for updates.
+    assert figures["replay_100_updates"] == pytest.approx(0.2)
+    assert figures["replay_100_frames"] == pytest.approx(1 / 0.0011)
