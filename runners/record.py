@@ -65,7 +65,7 @@ class RecordConfig(Settings):
     steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", ">= 1")
     noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", "[0, 1]")
     frames: int = setting(0, "side of the frames to keep, pixels, `frame_size` of envs.make.make; 0 for none", ">= 0")
-    camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first")
+    camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first; a,b: side by side")
     text: bool = setting(False, "whether to keep captions")
     signals: bool = setting(False, "whether to keep named quantities of the state")
     snapshots: str = setting("", "a second file, of up to 1,000 of the states that were met, for train's starts=FILE")

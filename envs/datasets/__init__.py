@@ -19,9 +19,9 @@ __all__ = ["Dataset", "StoredEpisode", "from_sb3", "read"]
 def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:
     """The data set in a folder, in a file of OGBench (*.npz), or Minari's of that name on this machine.
 
-    `frame_size` is the side of the frames to make of the images of a `camera`, the first by default, of LeRobot's
-    format; 0 for none. An ImportError names a package that it takes; a FileNotFoundError, a ValueError what cannot be
-    read.
+    `frame_size` is the side of the frames to make of the images of a `camera` of LeRobot's format, 0 for none. The
+    camera is the first by default; of `a,b` the images stand side by side. An ImportError names a package that it
+    takes; a FileNotFoundError, a ValueError what cannot be read.
     """
     folder = Path(source)
     if (folder / "meta" / "info.json").is_file():

@@ -9,7 +9,7 @@ there is one, else `next.success`, else `next.done`.
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,14 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
             columns.append(end)
             break
 
-    images_in_rows = False
+    cameras: list[str] = []
     if frame_size:
-        camera = _choose_camera(folder, features, camera)
-        refuse_beyond(2 * int(info["total_frames"]) * frame_size**2 * 3, "the frames of this data set")
-        images_in_rows = features[camera][0] == "image"
+        cameras = [_choose_camera(folder, features, name) for name in camera.split(",")]
+        frame_bytes = len(cameras) * frame_size**2 * 3
+        refuse_beyond(2 * int(info["total_frames"]) * frame_bytes, "the frames of this data set")
     # Images are read only where they are wanted: they are much larger than all else.
-    table_columns = list(columns)
-    if images_in_rows:
-        table_columns.append(camera)
+    cameras_in_rows = [name for name in cameras if features[name][0] == "image"]
+    table_columns = [*columns, *cameras_in_rows]
     tables = [_table(path, table_columns) for path in _parquet_files(folder / "data")]
     rows = {}
     for name in columns:
@@ -70,13 +69,16 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         # A choice is stored as a vector of one.
         rows["action"] = rows["action"][:, 0]
 
-    cells = None
-    videos: dict[int, tuple[Path, int]] = {}
-    if images_in_rows:
-        cells = [cell for table in tables for cell in table[camera].to_pylist()]
-    elif frame_size:
-        videos = _video_places(folder, camera, info["fps"])
-    add_frames = functools.partial(_with_frames, frame_size, cells, videos)
+    adders = []
+    for name in cameras:
+        cells = None
+        videos: dict[int, tuple[Path, int]] = {}
+        if name in cameras_in_rows:
+            cells = [cell for table in tables for cell in table[name].to_pylist()]
+        else:
+            videos = _video_places(folder, name, info["fps"])
+        adders.append(functools.partial(_with_frames, frame_size, cells, videos))
+    add_frames = functools.partial(_with_all_frames, adders)
     boxes = {name.removeprefix(OBSERVATION): _box(rows[name]) for name in observations}
     observation_space: spaces.Space = spaces.Dict(boxes)
     if len(boxes) == 1:
@@ -181,6 +183,16 @@ def _episodes(
         yield add_frames(episode, int(number), obs_rows)
 
 
+def _with_all_frames(
+    adders: Sequence[Callable[..., StoredEpisode]], episode: StoredEpisode, number: int, obs_rows: np.ndarray
+) -> StoredEpisode:
+    """An episode with the images of all cameras side by side; without where there is no camera."""
+    if not adders:
+        return episode
+    frames: list[Any] = [add_frames(episode, number, obs_rows).frame for add_frames in adders]
+    return episode._replace(frame=np.concatenate(frames, 2))
+
+
 def _with_frames(
     size: int,
     cells: list[Any] | None,
@@ -189,9 +201,7 @@ def _with_frames(
     number: int,
     obs_rows: np.ndarray,
 ) -> StoredEpisode:
-    """An episode with the images that its observations have in rows, or in its video; without for size 0."""
-    if not size:
-        return episode
+    """An episode with the images that its observations have in rows, or in its video."""
     if cells is not None:
         images = np.stack([_decode_image(cells[row], size) for row in obs_rows])
         return episode._replace(frame=images)

@@ -27,6 +27,12 @@ class LatentConfig(RewardConfig):
     of: str = setting("obs", "what states are compared by: obs or CLIP's embeddings", "obs | frame")
     model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
     weights: str = setting("", "of CLIP, as in reward.clip")
+    views: int = setting(1, "pictures side by side in a frame, as of two cameras, each embedded by itself", "[1, 4]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.views > 1 and self.of != "frame":
+            raise ValueError(f"{self.prefix}views={self.views} are parts of a frame; give {self.prefix}of=frame")
 
 
 class Latent(Reward):
@@ -43,8 +49,10 @@ class Latent(Reward):
             self.requires, self.size = frozenset({"next_obs"}), self.layout.size
         else:
             self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device, reward=name)
-            self.requires, self.size = frozenset({"frame"}), self.encoder.width
-            self.frame_size, self.embedding = self.encoder.size, self.encoder.name
+            self.requires, self.size = frozenset({"frame"}), self.encoder.width * config.views
+            self.frame_size, self.embedding = self.encoder.size * config.views, self.encoder.name
+            if config.views > 1:
+                self.embedding += f" {config.views} views"
 
     def states(self, batch: Transitions) -> np.ndarray:
         """What the actions led to: leading shape of the batch, then (D,)."""
@@ -61,7 +69,11 @@ class Latent(Reward):
         if self.encoder is None:
             return super().embed(batch)
         name = self.config.name
-        return self.encoder.embed(batch.frame, 256, name, f", or set reward.{name}.of=obs")
+        instead = f", or set reward.{name}.of=obs"
+        if self.config.views == 1 or batch.frame is None:
+            return self.encoder.embed(batch.frame, 256, name, instead)
+        pictures = np.array_split(batch.frame, self.config.views, axis=2)
+        return np.concatenate([self.encoder.embed(picture, 256, name, instead) for picture in pictures], axis=1)
 
     def load_recording(self, option: str) -> Transitions:
         """The recording (N,) that an option names; ValueError if it does not show what states are compared by."""

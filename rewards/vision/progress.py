@@ -7,6 +7,7 @@ and progress stays as it is instead of being invented.
 Source: Tan, Chen, Xu, Wang, Ji, Chi, Lyu, Zhao, Chen, Co, Xie, Yao, Wang, Zhang 2025, Robo-Dopamine: General Process
 Reward Modeling for High-Precision Robotic Manipulation, arXiv 2512.23703, section 3: hops, fusion of three views, gate,
 shaping. Its training code is not public; this was written from descriptions of the paper.
+`views=2` reads the pictures of two cameras, which stand side by side in a frame.
 Differences: a small network on observations or CLIP's embeddings, fitted when the reward is built, where the source
 tunes a model of 3 billion parameters; pairs are drawn from all demonstrations, on one scale of progress; the task's own
 reward decides success; an episode's progress starts at 0 by definition: with that, the potential of a history is

@@ -1,5 +1,6 @@
 """Data sets of others: what was collected comes back, every successor, end and type of number with it."""
 
+import functools
 import io
 import json
 
@@ -325,9 +326,12 @@ def test_frames_of_lerobot_are_those_of_the_rows_or_of_a_part_of_a_video(tmp_pat
         return {"bytes": file.getvalue()}
 
     stored = lerobot.StoredEpisode(*[np.zeros(3)] * 5)
-    assert lerobot._with_frames(0, None, {}, stored, 7, np.array([0])) is stored
+    assert lerobot._with_all_frames([], stored, 7, np.array([0])) is stored
     given = lerobot._with_frames(4, [png(10), png(20)], {}, stored, 7, np.array([1, 0, 0])).frame
     assert given[:, 0, 0, 0].tolist() == [20, 10, 10] and given.shape == (3, 4, 4, 3)
+    cameras = [functools.partial(lerobot._with_frames, 4, [png(grey)] * 2, {}) for grey in (10, 30)]
+    beside = lerobot._with_all_frames(cameras, stored, 7, np.array([1, 0])).frame
+    assert beside.shape == (2, 4, 8, 3) and beside[0, 0, :, 0].tolist() == [10] * 4 + [30] * 4
     with pytest.raises(ValueError, match="not in the Parquet file but apart"):
         lerobot._with_frames(4, [{"path": "0.png"}], {}, stored, 7, np.array([0]))
     (video := tmp_path / "videos" / "chunk-000" / "eye" / "episode_000007.mp4").parent.mkdir(parents=True)
