@@ -33,6 +33,7 @@ LONGEST_FILES = {
     "test_third_party.py",
     "test_front_door.py",
     "test_cluster.py",
+    "test_cluster_replay.py",
     "test_qd.py",
     "test_ppo.py",
     "test_annotator_faults.py",

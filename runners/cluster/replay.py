@@ -155,15 +155,15 @@ class ReplayActor(Actor):
 class FleetSteps(Steps):
     """The learner's side: row after row of all environments, out of the parts that actors collected."""
 
-    saved: ClassVar[dict[str, str]] = Steps.saved | {"others": "others"}
+    saved: ClassVar[dict[str, str]] = Steps.saved | {"draws": "draws"}
     envs: Any
 
     def __init__(self, envs: Any, seed: int, scorer: Any = None) -> None:
         super().__init__(envs, seed, scorer)
         self.in_rollouts = envs.lag > 0
         self._reads_obs_frame = scorer is not None and "obs_frame" in scorer.requires
-        # Where the random numbers of the actors behind the first stand; those of the first are the agent's.
-        self.others: list[State] = []
+        # Where the random numbers of each actor stand; without a lag the first draws from the agent's.
+        self.draws: list[State] = []
         self.rng = np.random.default_rng(seed)
         # Rows that were not given out yet, each with its successes and the observation to act on after it.
         self._rows: deque[tuple[Transitions, np.ndarray, Obs]] = deque()
@@ -197,10 +197,10 @@ class FleetSteps(Steps):
         answers = sorted(fleet.gather(), key=lambda answer: answer[0].start)
         self.seconds["waiting"] += time.perf_counter() - start
         parts = list(map(itemgetter(1), answers))
-        first, *self.others = map(itemgetter("draws"), parts)
-        agent.rng.bit_generator.state = first["rng"]
+        self.draws = list(map(itemgetter("draws"), parts))
+        agent.rng.bit_generator.state = self.draws[0]["rng"]
         if lends_generator:
-            generator.set_state(first["generator"].clone())
+            generator.set_state(self.draws[0]["generator"].clone())
         if any(map(itemgetter("failed"), parts)):
             agent.keep_or_restore(False)
         for columns, part in answers:
@@ -242,18 +242,18 @@ class FleetSteps(Steps):
     def actor_state(self, columns: slice, number: int) -> State:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""
         entropy = self.rng.bit_generator.state["state"]["state"]
-        # The saved run may have had fewer actors.
+        # The saved run may have had fewer actors, or none.
         draws = new_draws([entropy, columns.start])
-        if number == 0:
+        if number < len(self.draws):
+            draws = self.draws[number]
+        elif number == 0:
             draws["rng"] = self.rng.bit_generator.state
-        elif number <= len(self.others):
-            draws = self.others[number - 1]
         state = {"obs": self.obs, "cursor": self.cursor.state_dict()}
         return map_obs(lambda rows: rows[columns].copy(), state) | {"draws": draws}
 
     def load_state_dict(self, state: State) -> None:
-        # A local run has no other actors.
-        super().load_state_dict({"others": [], **state})
+        # A local run has no actors.
+        super().load_state_dict({"draws": [], **state})
         self._rows.clear()
 
 

@@ -37,9 +37,9 @@ def learn(parts, steps=60):
 
 
 def assert_equal_states(one, other):
-    """All that a checkpoint holds of an agent: weights, replay, random numbers, episodes; other actors aside."""
+    """All that a checkpoint holds of an agent: weights, replay, random numbers, episodes; actors' own aside."""
     for state in (one, other):
-        state["steps"].pop("others", None)
+        state["steps"].pop("draws", None)
     tree, arrays = pack(one)
     other_tree, other_arrays = pack(other)
     assert tree == other_tree
