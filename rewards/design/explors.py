@@ -1,6 +1,6 @@
 """ExploRS: a bonus that a network designs while the agent learns, for actions that turned out better for the task.
 
-    r(s, a) = size tanh(f(s, a)),    f ascends   pi(a|s) (G - V(s)) (r(s, a) - sum_b pi(b|s) r(s, b))
+    r(s, a) = size tanh(f(s, a) - mean_b f(s, b)),    f ascends   pi(a|s) (G - V(s)) (r(s, a) - sum_b pi(b|s) r(s, b))
     G    the task's return from s on, V(s) its mean there; pi the agent's policy, of which a clone is kept
 
 Source: Devidze, Kamalaruban, Singla 2022, "Exploration-Guided Reward Shaping for Reinforcement Learning under Sparse
@@ -41,7 +41,7 @@ class ExploRSConfig(LearnedConfig):
 
 
 class ExploRS(Learned):
-    """r(s, a) = size tanh(f(s, a)), near 0 before the first update."""
+    """r(s, a) = size tanh(f(s, a) - mean_b f(s, b)), near 0 before the first update."""
 
     Config = ExploRSConfig
     requires = frozenset({"obs", "action", "reward", "next_obs"})
@@ -68,7 +68,14 @@ class ExploRS(Learned):
 
     def _bonus(self, x: Tensor, action: Tensor) -> Tensor:
         """The bonus of whitened rows (N, size) and one-hot actions (N, A): (N,)."""
-        return (self.config.size * torch.tanh(self.f(x)) * action).sum(1)
+        return (self._bonuses(x) * action).sum(1)
+
+    def _bonuses(self, x: Tensor) -> Tensor:
+        """The bonus of each action in rows (N, size): (N, A)."""
+        outputs = self.f(x)
+        # As in a table, no state gains for all actions alike, which would reward staying alive.
+        centred = outputs - outputs.mean(1, keepdim=True)
+        return self.config.size * torch.tanh(centred)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         # A flat batch is that of one environment, in time order.
@@ -99,7 +106,7 @@ class ExploRS(Learned):
         logits = self.clone(x)
         policy = softmax(logits.detach(), 1)
         advantage = target - value.detach()
-        bonus = self.config.size * torch.tanh(self.f(x))
+        bonus = self._bonuses(x)
         above_mean = (bonus * action).sum(1) - (bonus * policy).sum(1)
         probability = (policy * action).sum(1)
         return {

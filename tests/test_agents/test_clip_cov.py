@@ -8,6 +8,7 @@ from agents.ppo.agent import PPO
 from agents.ppo.config import PPOConfig
 from agents.ppo.plugins.clip_cov import ClipCovUpdate
 from envs.make import make_vec
+from tests.rollouts import cut
 
 # Deviations from the mean of 1, -1, 0, 0; covariances of 2, 2, 0, 0.
 LOG_PROB = [-0.1, -2.1, -1.1, -1.1]
@@ -50,6 +51,12 @@ def test_ppo_learns_with_it_and_logs_the_share():
     agent = PPO(make_vec("CartPole-v1", 2, backend="batched"), config).learn(128)
     assert isinstance(agent.learner, ClipCovUpdate)
     assert 0 < agent.metrics["train/clip_cov_fraction"] <= 0.5
+
+
+def test_a_run_continues_with_the_same_rows():
+    config = PPOConfig(n_steps=32, batch_size=32, clip_cov=0.3, clip_cov_low=0.0)
+    whole, second = cut(lambda: PPO(make_vec("CartPole-v1", 2, seed=0), config), 64 * 2)
+    assert torch.equal(second.flat.value, whole.flat.value)
 
 
 @pytest.mark.parametrize(

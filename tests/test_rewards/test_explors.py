@@ -72,6 +72,14 @@ def test_what_turned_out_better_earns_more_and_no_more_than_its_size():
     assert set(metrics) == {"value_loss", "clone_loss", "design_loss"}
 
 
+def test_no_state_earns_for_all_actions_alike():
+    reward = make(size=0.1)
+    reward.f = lambda x: torch.tensor([[5.0, 5.0], [1.0, 3.0]])
+    bonuses = reward._bonuses(torch.zeros(2, 2))
+    expected = 0.1 * np.tanh([[0, 0], [-1, 1]])
+    np.testing.assert_allclose(bonuses, expected, rtol=1e-6)
+
+
 def test_actions_that_are_numbers_are_refused():
     with pytest.raises(ValueError, match="reward explors compares the actions of a Discrete space, not Box"):
         ExploRS(ExploRSConfig(), BOX, spaces.Box(-1, 1, (1,)))
