@@ -6,7 +6,6 @@ disturbances; one fit instead of an ensemble; how well it imitates is measured i
 When it fails: policies that jump or saturate, as of bang-bang control; many numbers, for which the degree falls to 1.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -31,29 +30,41 @@ def fit_polynomials(
     fitted = torch.from_numpy(~held_out)
     library = Library(inputs.shape[1], 0, 0, affine=False)
     scale = _positive(inputs[fitted].std(0, correction=0))
-    spread = _positive(goal[fitted].std(0, correction=0))
     columns = library((inputs / scale).T)
-    # Terms of root mean square 1, so that one threshold serves all.
-    size = _positive(columns[:, fitted].square().mean(1).sqrt())
-    theta = columns[:, fitted] / size[:, None]
-    count = theta.shape[1]
-    gram = theta @ theta.T / count
-    cross = theta @ (goal[fitted] / spread) / count
-    solution = stlsq(gram[None], cross[None], THRESHOLD, RIDGE)[0]
-    coefficients = solution * spread / size[:, None]
-    predicted = (columns.T @ coefficients).numpy().clip(low, high)
+    coefficients = _sparse_coefficients(columns[:, fitted], goal[fitted])
+    predicted = (columns.T @ coefficients).numpy()
+    predicted = predicted.clip(low, high)
 
-    expected = goal.numpy()[held_out]
+    expected = actions[held_out]
     error = np.square(predicted[held_out] - expected).sum()
     variation = np.square(expected - expected.mean(0)).sum()
+    fidelity = 1 - error / max(variation, 1e-12)
+
     # A monomial of scaled numbers is one of the numbers themselves, divided by their scales.
-    units = [math.prod(scale[i].item() for i in term) for term in library.terms]
-    words = [f"({name})" if " " in name else name for name in names]
+    units = torch.stack([scale[list(term)].prod() for term in library.terms])
+    raw = (coefficients / units[:, None]).T.tolist()
+    words = []
+    for name in names:
+        words.append(f"({name})" if " " in name else name)
     lines = []
-    for number, row in enumerate(coefficients.T.tolist()):
-        raw = [c / unit for c, unit in zip(row, units)]
-        lines.append(f"action {number} = {polynomial_text(raw, library.terms, words) or 0}")
-    return {"lines": lines, "fidelity": float(1 - error / max(variation, 1e-12))}
+    for number, row in enumerate(raw):
+        text = polynomial_text(row, library.terms, words) or "0"
+        lines.append(f"action {number} = {text}")
+    return {"lines": lines, "fidelity": float(fidelity)}
+
+
+def _sparse_coefficients(columns: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    """Coefficients (P, n) of terms (P, M) for actions (M, n)."""
+    # Terms of root mean square 1 and actions of deviation 1, so that one threshold serves all.
+    mean_squares = columns.square().mean(1)
+    size = _positive(mean_squares.sqrt())
+    spread = _positive(goal.std(0, correction=0))
+    theta = columns / size[:, None]
+    count = theta.shape[1]
+    gram = theta @ theta.T / count
+    cross = theta @ (goal / spread) / count
+    solutions = stlsq(gram[None], cross[None], THRESHOLD, RIDGE)
+    return solutions[0] * spread / size[:, None]
 
 
 def _positive(sizes: torch.Tensor) -> torch.Tensor:
