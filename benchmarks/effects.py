@@ -150,7 +150,7 @@ def write_counts(readme: Path, figures: Figures) -> None:
 def effects(folder: Path = RESULTS) -> Iterator[Effect]:
     """Every row, studies first."""
     studies = [found for found in map(study.Study.read, study.names()) if found.verdict]
-    entries = yaml.safe_load(ENTRIES.read_text())
+    entries = yaml.load(ENTRIES.read_text(), yaml.CSafeLoader)
     # Fresh seeds take over a row once every cell has enough of them.
     again = {found.again: found for found in studies if found.again and seeds_of(found, folder) >= SEEDS}
     for found in studies:

@@ -121,7 +121,9 @@ class Study:
         """The study of a name."""
         import yaml
 
-        study = cls(name=name, **yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+        # libyaml reads ten times as fast as PyYAML's own loader.
+        text = (FOLDER / f"{name}.yaml").read_text()
+        study = cls(name=name, **yaml.load(text, yaml.CSafeLoader))
         if double := [column for column in study.columns if study.header().count(column) > 1]:
             raise UsageError(f"{name}: every study has the column {double[0]}; leave it out of columns")
         return study

@@ -1,4 +1,6 @@
+import base64
 import gc
+import importlib
 import importlib.util
 import os
 import re
@@ -40,12 +42,40 @@ LONGEST_FILES = {
     "test_asking.py",
     "test_bonuses.py",
 }
+# A picture of one pixel.
+BLANK_PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
 # Collecting makes millions of objects that all stay: looking for garbage among them takes a quarter of its time.
 gc.disable()
 
 
+# Its number among the processes of pytest-xdist, and how many there are.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# What takes long to import, hence to compile in a fresh environment.
+SLOW_IMPORTS = ("torch", "scipy.stats", "matplotlib.figure", "pandas", "networkx")
+
+
+def rotate_for_worker(things):
+    """The same things, from another one on in each worker."""
+    start = len(things) * WORKER // WORKERS
+    return [*things[start:], *things[:start]]
+
+
+def pytest_sessionstart():
+    """Each worker imports something else first: it finds what the others have compiled meanwhile."""
+    if WORKERS > 1:
+        for name in rotate_for_worker(SLOW_IMPORTS):
+            if importlib.util.find_spec(name.partition(".")[0]) is not None:
+                importlib.import_module(name)
+
+
 def pytest_collection_modifyitems(items):
     """The longest files go first: begun at the end, one of them would keep the other processors waiting."""
+    if WORKERS > 1:
+        # All workers have to name the tests in one order.
+        items.sort(key=lambda item: item.path.parts)
     items.sort(key=lambda item: item.path.name not in LONGEST_FILES)
 
 
@@ -60,6 +90,29 @@ def temporary_folders(tmp_path_factory):
     """Folders that libraries would leave among the temporary ones are among pytest's, which are removed in time."""
     for variable, name in (("SB3_LOGDIR", "sb3"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         os.environ.setdefault(variable, str(tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def draw_curve():
+    """Runs save a blank picture of their curve, as drawing it takes half of a short run; what draws it really."""
+    from lodestar.files import replacing
+    from runners.run import curve
+
+    def save_blank(figure, path):
+        with replacing(path) as temporary:
+            Path(temporary).write_bytes(BLANK_PNG)
+        return path
+
+    draw = curve._save
+    curve._save = save_blank
+    yield draw
+    curve._save = draw
+
+
+@pytest.fixture
+def drawn_curves(draw_curve, monkeypatch):
+    """Curves are drawn in this test."""
+    monkeypatch.setattr("runners.run.curve._save", draw_curve)
 
 
 def missing_extra(words):
@@ -92,8 +145,14 @@ pytest_runtest_call = pytest_runtest_setup
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """The same for a file that cannot be imported without an extra."""
+    """The same for a file that cannot be imported without an extra.
+
+    Workers read the files of a folder from different ones on: rewriting the assertions of all files takes seconds, and
+    each finds those that the others have written.
+    """
     report = yield
+    if isinstance(collector, pytest.Directory) and report.passed:
+        report.result = rotate_for_worker(report.result)
     reason = missing_extra(str(report.longrepr)) if report.failed else ""
     if reason:
         report.outcome = "skipped"

@@ -27,14 +27,8 @@ class ScriptedWorld(gym.Env):
         self.index, self.frame_size, self.episode, self.k = index, frame_size, -1, 0
 
     def _look(self):
-        obs = np.array([self.k, self.episode, self.index, np.sin(self.k + self.episode)], np.float32)
-        rng = np.random.default_rng([self.index, self.episode + 1, self.k])
-        small = rng.integers(0, 255, (8, 8, 3), np.uint8)
-        frame = np.kron(small, np.ones((self.frame_size // 8, self.frame_size // 8, 1), np.uint8))
-        text = f"world {self.index}, episode {self.episode}, step {self.k}"
-        speed, offset, heading = 20 + 10 * obs[3], rng.normal(), rng.normal() / 2
-        car = (speed, offset, heading, 1, self.k == 5, self.k / 7, 50, 0.5, 30)  # as in envs.driving.vehicle
-        return obs, {"frame": frame, "text": text, "signals": np.array(car, np.float32)}
+        obs, info = moment(self.index, self.episode, self.k, self.frame_size)
+        return obs.copy(), {**info, "frame": info["frame"].copy(), "signals": info["signals"].copy()}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -48,6 +42,19 @@ class ScriptedWorld(gym.Env):
         obs, info = self._look()
         terminated = bool(last and self.episode % 2 == 0)
         return obs, float(np.cos(self.k * action)), terminated, bool(last and not terminated), info
+
+
+@functools.cache
+def moment(index: int, episode: int, k: int, frame_size: int):
+    """What a world shows at a step: tests visit the same ones by every way of running a reward."""
+    obs = np.array([k, episode, index, np.sin(k + episode)], np.float32)
+    rng = np.random.default_rng([index, episode + 1, k])
+    small = rng.integers(0, 255, (8, 8, 3), np.uint8)
+    frame = np.kron(small, np.ones((frame_size // 8, frame_size // 8, 1), np.uint8))
+    text = f"world {index}, episode {episode}, step {k}"
+    speed, offset, heading = 20 + 10 * obs[3], rng.normal(), rng.normal() / 2
+    car = (speed, offset, heading, 1, k == 5, k / 7, 50, 0.5, 30)  # as in envs.driving.vehicle
+    return obs, {"frame": frame, "text": text, "signals": np.array(car, np.float32)}
 
 
 def script(obs: np.ndarray) -> np.ndarray:

@@ -359,7 +359,9 @@ def save(config: TrainConfig, path: Path) -> None:
 
     from runners.run.checkpoint import write_atomically
 
-    write_atomically(path, yaml.safe_dump(json.loads(json.dumps(to_dict(config))), sort_keys=False))
+    plain = json.loads(json.dumps(to_dict(config)))
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    write_atomically(path, yaml.dump(plain, Dumper=dumper, sort_keys=False))
 
 
 def load(path: Path) -> TrainConfig:

@@ -130,7 +130,9 @@ def arms(blend, steps, **changes):
     return PPO(vector, PPOConfig(blend=blend, **settings), scorer=mix, seed=0).learn(8 * 16 * steps)
 
 
-@pytest.mark.parametrize(("blend", "path"), [("aligned", "auto"), ("implicit", "eager")])
+@pytest.mark.parametrize(
+    ("blend", "path"), [("aligned", "auto"), pytest.param("implicit", "eager", marks=pytest.mark.nightly)]
+)
 def test_a_reward_for_the_wrong_arm_loses_its_weight_and_the_task_is_learned(blend, path):
     model = arms(blend, 40, path=path)
     weight = model.scorer.weights(0)["arm1"]
@@ -145,7 +147,11 @@ def cartpole(blend="aligned", names=("task", "count"), weight="learned", **chang
     return PPO(vector, PPOConfig(**{**SMALL, "blend": blend, **changes}), scorer=mix, seed=0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"blend": "implicit"}, {"blend": "search"}, {"gru": 8}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"blend": "implicit"}, {"blend": "search"}, pytest.param({"gru": 8}, marks=pytest.mark.nightly)],
+    ids=str,
+)
 def test_a_run_that_learns_weights_continues_exactly(changes):
     whole, second = cut(lambda: cartpole(**changes), 2 * 16 * 7)
     ours, theirs = (model.extensions.blend.weights for model in (second, whole))

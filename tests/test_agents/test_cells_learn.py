@@ -48,6 +48,7 @@ def walks(n, length, g):
     return place, F.one_hot(action, 2).float()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_cell_learns_where_actions_lead(kind):
     learner = Learner(kind)
@@ -72,6 +73,7 @@ def test_a_cell_learns_where_actions_lead(kind):
 
 
 # Mamba writes little at first, as its steps are small, and learns later.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "updates"), [("rssm", 180), ("ssm", 180), ("mamba", 360)])
 def test_a_cell_remembers_what_is_no_longer_seen(kind, updates):
     learner = Learner(kind)

@@ -169,7 +169,7 @@ POLE = {"env": "CartPole-v1", "demos": "", "imitate": 0.25}  # where every step 
     "changes",
     [
         POLE,
-        {"preset": "rlpd", "critics": 3},
+        pytest.param({"preset": "rlpd", "critics": 3}, marks=pytest.mark.nightly),
         pytest.param({"demo_share": 0.0}, marks=pytest.mark.nightly),
         pytest.param({"preset": "single", **POLE}, marks=pytest.mark.nightly),
     ],

@@ -72,7 +72,7 @@ def test_members_side_by_side_equal_a_loop_over_them():
     assert predicted.terminated.shape == (7,) and (predicted.terminated < 1).all()
 
 
-@pytest.mark.parametrize("kind", ["gauss", "det"])
+@pytest.mark.parametrize("kind", ["gauss", pytest.param("det", marks=pytest.mark.nightly)])
 def test_linear_dynamics_are_learned_and_so_is_its_reward(kind):
     model = ensemble(members=2, kind=kind, first_steps=1000)
     metrics = model.fit(linear_rows())

@@ -170,6 +170,7 @@ def test_the_surprise_is_the_sum_over_entries() -> None:
     torch.testing.assert_close(entries.loss(logits, obs), by_hand)
 
 
+@pytest.mark.nightly
 def test_dice_that_are_thrown_stay_dice() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = Entries(MIXED).sample(torch.zeros(500, 12), generator)

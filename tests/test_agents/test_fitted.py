@@ -27,13 +27,13 @@ def policy(*choices):
         # Through all three states to the reward of 1.
         ((0, 1, 1), GAMMA**2),
         # The first state's own reward, which ends.
-        ((1, 1, 1), 0.5),
+        pytest.param((1, 1, 1), 0.5, marks=pytest.mark.nightly),
         # The second state's action 0 ends without a reward.
-        ((0, 0, 1), 0.0),
+        pytest.param((0, 0, 1), 0.0, marks=pytest.mark.nightly),
     ],
 )
 def test_a_policy_is_worth_its_discounted_return_from_the_first_states(choices, value):
-    assert fitted_value(policy(*choices), DATA, steps=1200, gamma=GAMMA) == pytest.approx(value, abs=0.06)
+    assert fitted_value(policy(*choices), DATA, steps=700, gamma=GAMMA) == pytest.approx(value, abs=0.06)
 
 
 def test_an_estimate_stays_within_what_rewards_can_sum_up_to():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from sample import mostly_at_night
 
 import envs.make
 import rewards
@@ -67,7 +68,7 @@ def weights(model):
     return torch.cat([x.detach().float().flatten() for x in model.policy.state_dict().values()])
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", mostly_at_night(MADE, "ppo", "dyna", "world_model", "sqirl"))
 def test_a_fresh_agent_continues_from_a_state_bit_by_bit_or_with_new_episodes(name):
     whole = learn(fresh(name), name)
     state = pack({"agent": whole.get_state(), "reward": whole.scorer.state_dict(), "envs": whole.envs.snapshot()})
@@ -150,7 +151,7 @@ def test_a_file_of_0_2_0_is_read(tmp_path):
     assert torch.equal(weights(again), weights(first)) and again.num_timesteps == 0
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", mostly_at_night(MADE, "ppo", "dyna", "world_model"))
 def test_a_reward_is_exchanged_and_the_policy_stays(name):
     model = learn(fresh(name, ("task", "count")), name)
     before, made, steps = weights(model), model.envs, model.num_timesteps

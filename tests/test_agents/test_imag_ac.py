@@ -169,6 +169,7 @@ def behaviour_of(**changes):
     return behaviour
 
 
+@pytest.mark.nightly
 def test_imagination_finds_the_end_of_a_corridor_and_its_value():
     world, behaviour = Corridor(), behaviour_of()
     data = replayed(world)

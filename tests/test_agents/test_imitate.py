@@ -168,6 +168,7 @@ def test_time_that_ran_out_goes_on_with_a_value_and_the_median_lets_in_the_bette
     assert old.extensions.imitation.rows["age"].max() == 0
 
 
+@pytest.mark.nightly
 def test_what_was_reached_once_is_learned_in_fewer_steps_than_by_ppo_alone():
     steps = {}
     for imitate in (0.0, 3.0):

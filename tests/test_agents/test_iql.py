@@ -108,6 +108,7 @@ def test_values_of_a_corridor_are_the_expectiles_of_its_returns():
     assert policy.argmax(-1).tolist() == [0, 1, 1]  # it goes on, although half of those who did ended with nothing
 
 
+@pytest.mark.nightly
 def test_at_expectile_one_half_the_values_are_those_of_whoever_acted():
     # V(2) = 0.5, V(1) = 0.9 * 0.5 / 2 = 0.225, Q(0, on) = 0.2025: taking 0.5 at once looks better.
     _, v, q, policy = learned(0.5)
@@ -119,7 +120,8 @@ def test_at_expectile_one_half_the_values_are_those_of_whoever_acted():
 @pytest.mark.parametrize(
     ("loss", "values"),
     [
-        ({"value_loss": "quantile"}, [0.81, 0.9, 1]),  # the 0.75-quantile of two returns is the larger one
+        # The 0.75-quantile of two returns is the larger one.
+        pytest.param({"value_loss": "quantile"}, [0.81, 0.9, 1], marks=pytest.mark.nightly),
         ({"value_loss": "chi_square"}, [0.81, 0.9, 1]),
         # E[exp(Q - V)] = 1: V(2) = log((1 + e) / 2), V(1) = log((1 + exp(0.9 V(2))) / 2), Q(0, on) = 0.9 V(1)
         ({"value_loss": "gumbel"}, [0.3986, 0.3175, 0.6201]),

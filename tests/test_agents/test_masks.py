@@ -85,7 +85,10 @@ def test_a_random_action_is_one_that_the_mask_allows():
 # ------------------------------------------------------------------------------------------- never a forbidden action
 
 
-@pytest.mark.parametrize(("way", "changes"), [("method", {}), ("info", {"path": "eager"}), ("info", {"gru": 8})])
+@pytest.mark.parametrize(
+    ("way", "changes"),
+    [("method", {}), pytest.param("info", {"path": "eager"}, marks=pytest.mark.nightly), ("info", {"gru": 8})],
+)
 def test_ppo_never_chooses_a_forbidden_action(way, changes):
     model = PPO(doors(way=way), PPOConfig(**SMALL, **changes)).learn(2_000)  # a closed door raises
     assert model.masked and len(model.episodes.returns) == 100
@@ -136,9 +139,9 @@ def test_dqn_never_chooses_a_forbidden_action_here_and_in_workers():
 @pytest.mark.parametrize("way", ["info", "method"])
 def test_maskable_ppo_trains_through_wrap_and_by_its_name(way):
     env = ld.wrap(gym.make("tests.masked_env:MaskDoors-v0", way=way), "rnd")
-    assert MaskedPPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0).learn(320).num_timesteps == 320
+    assert MaskedPPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0).learn(64).num_timesteps == 64
     cls = agents.get("maskable_ppo")
-    model = cls.build(cls.Config(n_steps=32, n_epochs=1), doors_venv(2, way=way), seed=0, device="cpu").learn(128)
+    model = cls.build(cls.Config(n_steps=32, n_epochs=1), doors_venv(2, way=way), seed=0, device="cpu").learn(64)
     with pytest.raises(ValueError, match=r"trained with action masks; give one: predict\(obs, mask="):
         model.predict(np.zeros(6, np.float32))
     only = np.array([0, 0, 1, 0, 0, 0], np.int8)

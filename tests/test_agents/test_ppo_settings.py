@@ -177,8 +177,15 @@ def read_rollout(theirs, collector, noise, actions):
     buffer.compute_returns_and_advantage(last_values, ended)
 
 
-@pytest.mark.parametrize("path", ["numpy", "eager"])
-@pytest.mark.parametrize(("env", "steps"), [("CartPole-v1", 128), ("Pendulum-v1", 256)])
+@pytest.mark.parametrize(
+    ("env", "steps", "path"),
+    [
+        ("CartPole-v1", 128, "numpy"),
+        ("Pendulum-v1", 256, "eager"),
+        pytest.param("CartPole-v1", 128, "eager", marks=pytest.mark.nightly),
+        pytest.param("Pendulum-v1", 256, "numpy", marks=pytest.mark.nightly),
+    ],
+)
 def test_two_rollouts_of_ours_teach_stable_baselines3_s_ppo_the_same_weights(env, steps, path, monkeypatch):
     """Episodes end, and on the pendulum run out of time. SB3 reads our rollouts and our noise, and decides the rest."""
     vec = envs.make.make_vec(env, 2, seed=0, backend="batched")

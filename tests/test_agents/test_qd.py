@@ -158,7 +158,7 @@ def test_a_search_continues_exactly(changes):
     assert (second.children == whole.children).all() and second.generation == whole.generation == 8
 
 
-def test_a_run_has_a_picture_of_its_map_and_is_evaluated_and_explained_as_any_other(tmp_path):
+def test_a_run_has_a_picture_of_its_map_and_is_evaluated_and_explained_as_any_other(tmp_path, drawn_curves):
     run = ld.train(
         "CartPole-v1", "task", "qd", run_dir=str(tmp_path / "a"), total_timesteps=400, n_envs=8, eval_episodes=2,
         video=False, control="none", **{"agent.axes": [0, 2]},

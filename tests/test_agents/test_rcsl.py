@@ -1,5 +1,7 @@
 """Policies given a return to reach: returns-to-go by hand, pieces that only a model joins, and what is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from paths import IMAGE, LINE, TWO
 from test_cloning import STICK, batch
 
 from agents.networks.sequence import Causal
+from agents.offline import mbrcsl
 from agents.offline.dt import DT, DTConfig
 from agents.offline.mbrcsl import MBRCSL, MBRCSLConfig
 from agents.offline.rcsl import RCSL, RCSLConfig
@@ -82,7 +85,9 @@ def pieces():
     return forked(np.random.default_rng(0))
 
 
-def test_pieces_of_episodes_are_joined_by_a_model_and_by_nothing_else(pieces, tmp_path):
+def test_pieces_of_episodes_are_joined_by_a_model_and_by_nothing_else(pieces, tmp_path, monkeypatch):
+    small = functools.partial(mbrcsl.EnsembleConfig, members=2, hidden=[32, 32])
+    monkeypatch.setattr(mbrcsl, "EnsembleConfig", small)
     model = MBRCSL(MBRCSLConfig(**FAST, horizon=8, model_steps=150, rollouts=2000), LINE, STICK, pieces)
     found = model.learn(600)
     assert found["kept_return"] > 0.8 > 0.6 > found["recorded_return"] and 0.8 < found["target"] < 1.5

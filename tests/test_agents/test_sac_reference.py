@@ -78,6 +78,7 @@ def test_in_the_place_of_the_entropy_the_policy_goes_to_the_reference_where_all_
     assert float(reference.divergence(OBS).detach().mean()) < before / 5
 
 
+@pytest.mark.nightly
 def test_a_high_price_keeps_the_policy_near_its_start():
     divergences = []
     for kl in (1e-3, 100.0):

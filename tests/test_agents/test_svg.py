@@ -119,7 +119,7 @@ def test_one_update_climbs_the_true_objective():
         assert worth(agent) > before
 
 
-@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("horizon", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_it_finds_the_best_action_of_linear_dynamics(horizon):
     agent = learner()
     draw = torch.Generator().manual_seed(0)

@@ -119,7 +119,8 @@ def test_acting_seeks_the_action_that_is_least_known():
 
 def test_an_agent_with_both_learns_and_its_predictions_seek_nothing(monkeypatch):
     vector = envs.make.make_vec("CartPole-v1", 2, backend="batched", seed=0)
-    config = WorldModelConfig(**SMALL, **BOTH, batch_length=8, learning_starts=64, rollout=50)
+    few = {"batch_size": 4, "batch_length": 8, "train_ratio": 8.0, "horizon": 3, "imagine_starts": 8}
+    config = WorldModelConfig(**SMALL, **BOTH, **few, learning_starts=64, rollout=50)
     agent = WorldModel(vector, config)
     sought = []
     seek = agent.learner.behaviour.seek

@@ -204,7 +204,10 @@ def test_rewards_that_see_or_remember_come_with_a_note():
     assert "frame" in agent(scorer=Seeing(0.99)).notes[0]
 
 
-@pytest.mark.parametrize(("preset", "env"), [("r2dreamer", "Pendulum-v1"), ("mrq", "Pendulum-v1"), ("drama", "grid")])
+@pytest.mark.parametrize(
+    ("preset", "env"),
+    [("r2dreamer", "Pendulum-v1"), ("mrq", "Pendulum-v1"), pytest.param("drama", "grid", marks=pytest.mark.nightly)],
+)
 def test_a_run_continues_exactly_where_it_stopped(preset, env):
     env = "MiniGrid-Empty-5x5-v0" if env == "grid" else env
     whole = agent(env, preset)

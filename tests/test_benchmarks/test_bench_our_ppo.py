@@ -5,7 +5,7 @@ import pytest
 from benchmarks.speed import ppo as bench_ppo
 
 
-@pytest.mark.parametrize("agent", ["ours", "sb3"])
+@pytest.mark.parametrize("agent", ["ours", pytest.param("sb3", marks=pytest.mark.nightly)])
 def test_shares_of_a_run_add_up_to_all_of_it(agent):
     shares = []
     build = bench_ppo._ours("CartPole-v1", 8, 2048, "gym", shares=shares)

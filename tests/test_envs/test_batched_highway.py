@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from originals import load
+from sample import mostly_at_night
 
 from envs.batched.highway import env as highway
 from envs.batched.highway.env import Traffic, closest_lane, overlap
@@ -50,7 +51,12 @@ def play_beside(env, originals, rng, look=lambda row, infos, info: None):
     ("env_id", "config", "least"),
     [
         (FAST, FEW, (3, 5)),
-        ("highway-v0", {**FEW, "vehicles_count": 6, "simulation_frequency": 5, "duration": 6}, (3, 2)),
+        pytest.param(
+            "highway-v0",
+            {**FEW, "vehicles_count": 6, "simulation_frequency": 5, "duration": 6},
+            (3, 2),
+            marks=pytest.mark.nightly,
+        ),
         (FAST, {**FEW, "action": {"type": "DiscreteMetaAction", "target_speeds": [25, 30]}}, (3, 3)),
         (FAST, {**FEW, "vehicles_count": 3, "policy_frequency": 2, "lanes_count": 2, "duration": 5}, (2, 0)),
         (
@@ -77,7 +83,10 @@ def test_signals_are_those_that_the_family_senses():
     play_beside(env, originals, np.random.default_rng(3), look)
 
 
-@pytest.mark.parametrize(("env_id", "size"), [(FAST, 96), ("highway-v0", 64), (FAST, 40), (FAST, 224)])
+@pytest.mark.parametrize(
+    ("env_id", "size"),
+    mostly_at_night([(FAST, 96), ("highway-v0", 64), (FAST, 40), (FAST, 224)], (FAST, 96), ("highway-v0", 64)),
+)
 def test_pictures_differ_from_highway_envs_by_less_than_a_level(env_id, size):
     options = {"config": {**FEW, "duration": 6, "simulation_frequency": 5}, "frame_size": size}
     env, originals = make_batched(env_id, 3, **options), [make(env_id, **options) for _ in range(3)]

@@ -63,7 +63,7 @@ def test_classic_control_ends_exactly_where_it_says(env_id):
 
 @pytest.mark.parametrize("env_id", ROBOTS)
 def test_robots_fall_where_their_observations_say(env_id):
-    assert agreement(env_id, 600)[0] >= 0.998
+    assert agreement(env_id, 300)[0] >= 0.998
 
 
 @pytest.mark.learn

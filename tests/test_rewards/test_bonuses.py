@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sample import mostly_at_night
 from scripted import demonstrations
 
 import rewards
@@ -12,8 +13,8 @@ from rewards.exploration.memories import Episodic
 
 BOX, GREY = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Box(0, 255, (2, 36, 36), np.uint8)
 MANY = spaces.Dict(pose=spaces.Box(-1, 1, (2,), np.float32), key=spaces.Discrete(3), bits=spaces.MultiBinary(2))
-OTHERS = [spaces.Discrete(5), GREY, MANY]
 ACTIONS, PUSH = spaces.Discrete(3), spaces.Box(-2, 2, (3,), np.float32)
+KINDS = [(BOX, ACTIONS), (spaces.Discrete(5), PUSH), (GREY, PUSH), (MANY, PUSH)]
 BONUSES = [name for name, target in rewards.TABLE.items() if target.startswith("rewards.exploration.")]
 SHORT = {"byol": {"sequence": 4}, "byol_hindsight": {"sequence": 4}}
 VARIANTS = [
@@ -39,12 +40,15 @@ def reads_through_layers(name):
     return issubclass(rewards.get(name), Learned | Episodic)
 
 
-@pytest.mark.parametrize("name", BONUSES)
-def test_every_bonus_keeps_the_contract(name):
-    place = BONUSES.index(name)  # what spaces become is shared code: the kinds take turns along the table
-    for space, actions in ((BOX, ACTIONS), (OTHERS[place % 3], PUSH)):
-        reward = build(name, space, actions)
-        check_reward(reward, seeds_differ=draws(reward))
+# What spaces become is shared code: the kinds take turns along the table, and at night each bonus has numbers too.
+TURNS = [(name, KINDS[place % len(KINDS)]) for place, name in enumerate(BONUSES)]
+NUMBERS = [(name, KINDS[0]) for name, kind in TURNS if kind != KINDS[0]]
+
+
+@pytest.mark.parametrize(("name", "kind"), mostly_at_night(TURNS + NUMBERS, *TURNS))
+def test_every_bonus_keeps_the_contract(name, kind):
+    reward = build(name, *kind)
+    check_reward(reward, seeds_differ=draws(reward))
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def critic_hears(make_z, steps=150):
         return float(hindsight.error(*predictions(hindsight, 500, seed=10_000)).mean())
 
 
+@pytest.mark.nightly
 def test_the_critic_finds_nothing_in_a_z_that_is_independent_and_much_in_one_that_copies():
     generator = torch.Generator().manual_seed(0)
     assert abs(critic_hears(lambda given: torch.rand(len(given), 16, generator=generator) * 2 - 1)) < 0.1

@@ -59,6 +59,7 @@ def test_features_have_norm_one_and_the_bonus_is_bounded_by_the_ridge():
     assert (reward.score(batch) < 0.5).all()
 
 
+@pytest.mark.nightly
 def test_contrast_tells_which_pairs_lead_elsewhere_and_random_features_do_not_learn():
     rng = np.random.default_rng(0)
     space = spaces.Discrete(6)

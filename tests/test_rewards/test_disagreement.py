@@ -114,6 +114,7 @@ def test_a_member_learns_from_its_own_rows_and_their_targets():
     np.testing.assert_allclose(gradient.numpy(), -2 * rows.mean(axis=1) / 3, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_noise_stops_being_rewarded_where_forward_prediction_rewards_it_for_ever():
     disagreement = make(learning_rate=1e-3, epochs=4)
     forward = Forward(ForwardConfig(learning_rate=1e-3, epochs=4), BOX, ACTIONS)

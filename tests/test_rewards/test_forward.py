@@ -43,7 +43,7 @@ def test_the_reward_is_the_squared_error_of_the_prediction_by_hand():
     np.testing.assert_allclose(forward.score(batch), [0, 1 + 4, 16 + 1])
 
 
-@pytest.mark.parametrize(("noise", "floor"), [(0.0, 0.0), (3.0, 2.0)])
+@pytest.mark.parametrize(("noise", "floor"), [pytest.param(0.0, 0.0, marks=pytest.mark.nightly), (3.0, 2.0)])
 def test_the_bonus_falls_to_the_variance_of_the_noise(noise, floor):
     forward = make(learning_rate=1e-3, epochs=4)
     for seed in range(12):

@@ -257,6 +257,7 @@ def noise_and_novelty(**options):
     return noise.mean(), novelty.mean()
 
 
+@pytest.mark.nightly
 def test_skip_connections_let_noise_of_many_bits_pay_less_than_a_new_cell():
     noise, novelty = noise_and_novelty()
     assert noise < 0.9 * novelty

@@ -106,7 +106,9 @@ def test_a_draw_stays_within_an_update_and_is_made_anew_in_the_next(target, monk
 # -- the law of 1/n ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "sigma"), [("gaussian", 0.5), ("coin_flip", 1.0)])
+@pytest.mark.parametrize(
+    ("target", "sigma"), [("gaussian", 0.5), pytest.param("coin_flip", 1.0, marks=pytest.mark.nightly)]
+)
 def test_a_predictor_trained_on_n_visits_is_off_by_the_variance_over_n(target, sigma):
     n = np.array([1, 2, 4, 8, 16, 32, 64])
     rdd = make(spaces.Discrete(7), target=target, sigma=sigma, epochs=100, normalize_obs="bounds", **WIDE)
@@ -134,6 +136,7 @@ def one_pass(reward, n):
     return reward.score(visits(np.arange(len(n)), len(n)))
 
 
+@pytest.mark.nightly
 def test_over_a_life_the_bonus_follows_one_over_the_visits_where_that_of_rnd_vanishes():
     n = np.geomspace(1, 300, 24).round().astype(int)
     rdd = one_pass(make(spaces.Discrete(24), replay=20_000, epochs=10, **WIDE), n)

@@ -6,6 +6,7 @@ from matplotlib import image
 
 from runners.run.curve import curve
 
+pytestmark = pytest.mark.usefixtures("drawn_curves")
 HEADER = "step,rollout/ep_rew_mean,rollout/ep_learned_mean,reward/task_share,reward/rnd_share"
 
 

@@ -22,10 +22,10 @@ def _imports():
     ("agent", "kind"),
     [
         *(("ppo", kind) for kind in numbers.KINDS),
-        ("sb3_ppo", "observation"),
+        pytest.param("sb3_ppo", "observation", marks=pytest.mark.nightly),
         ("dqn", "reward"),
         pytest.param("dqn", "action", marks=pytest.mark.nightly),
-        ("sac", "score"),
+        pytest.param("sac", "score", marks=pytest.mark.nightly),
         ("dyna", "reward"),
     ],
 )

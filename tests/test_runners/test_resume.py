@@ -28,7 +28,7 @@ from runners.sweep.display import progress
 from runners.train import main
 
 SMALL = ["eval_episodes=0", "video=false", "control=none", "log_every=100"]
-PPO = ["env=CartPole-v1", "n_envs=4", "agent.n_steps=64", "agent.batch_size=64", "agent.n_epochs=2"]
+PPO = ["env=CartPole-v1", "n_envs=4", "agent.n_steps=64", "agent.batch_size=64", "agent.n_epochs=1"]
 PPO += ["total_timesteps=3000", "checkpoint_every=500", *SMALL]
 CLIP = ["env=lodestar/CartPoleUpright-v0", "reward=clip", "n_envs=2", "agent.n_steps=64", "agent.n_epochs=2"]
 CLIP += ["total_timesteps=768", "checkpoint_every=128", *SMALL]

@@ -495,6 +495,7 @@ def test_the_control_runs_beside_and_its_crash_costs_a_sentence(tmp_path, monkey
     assert _status(tmp_path / "run")["state"] == "finished"
 
 
+@pytest.mark.nightly
 def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, capsys):
     (tmp_path / "paid.py").write_text(PLUGIN)
     info = tmp_path / "paid-1.dist-info"
