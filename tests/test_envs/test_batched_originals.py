@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from originals import load
+from sample import mostly_at_night
 
 from envs.batched import PROGRAMS
 from envs.make import make, make_batched
@@ -12,6 +13,12 @@ ROBOTS = [name for name in PROGRAMS if PROGRAMS[name].threads]
 OTHERS = [*ROBOTS, *(name for name in PROGRAMS if name.startswith(("MiniGrid", "highway")) or "NetHack" in name)]
 CLASSIC = [name for name in PROGRAMS if name not in OTHERS]
 GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
+# One or two sizes of each kind of level.
+FAST_GRIDS = [
+    *("MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-Random-6x6-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-DoorKey-8x8-v0"),
+    *("MiniGrid-FourRooms-v0", "MiniGrid-KeyCorridorS3R1-v0", "MiniGrid-KeyCorridorS4R3-v0"),
+    *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v1"),
+]
 N = 4
 
 
@@ -71,7 +78,7 @@ def test_classic_control_moves_as_gymnasium_has_it(env_id):
     assert played[1:].sum() > 0
 
 
-@pytest.mark.parametrize("env_id", GRIDS)
+@pytest.mark.parametrize("env_id", mostly_at_night(GRIDS, *FAST_GRIDS))
 def test_minigrid_is_played_by_its_own_rules(env_id):
     rng = np.random.default_rng(1)
     env, originals = make_batched(env_id, N), [make(env_id) for _ in range(N)]
