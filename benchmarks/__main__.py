@@ -63,6 +63,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "model_based": ("benchmarks.speed.model_based:run", "model_based"),
     "models": ("benchmarks.checks.models:run", "models"),
     "models_fresh": ("benchmarks.checks.models:run_fresh", "models"),
+    "student": ("benchmarks.checks.student:run", "models"),
     "first_run": ("benchmarks.checks.first_run:run", "first_run"),
     "circle": ("benchmarks.checks.circle:run", "rewards2"),
     "resip": ("benchmarks.checks.resip:run", "agents2"),

@@ -14,6 +14,7 @@ from benchmarks.checks import (
     offline_shelf,
     pseudo_counts,
     stitching,
+    student,
 )
 from benchmarks.worlds import Wear
 from envs.recording import episodes
@@ -216,3 +217,26 @@ def test_every_arm_is_tuned_alike_and_run_with_what_was_best(tmp_path, monkeypat
 @pytest.mark.parametrize("arm", list(average_reward.ARMS))
 def test_a_scaled_arm_can_be_measured(arm):
     assert 0 <= average_reward.measure(arm, average_reward.SETTINGS[1], 0, steps=2048) <= 0.68
+
+
+def test_a_student_does_as_well_if_it_is_near_in_each_reading_and_above_both_controls():
+    means = {"student": 0.6, "minilm": 0.62, "untrained": 0.5, "hashed": 0.59}
+    figures = {"student_goal_difference": -0.02, "student_phrases_difference": -0.02}
+    for name, value in means.items():
+        figures |= {f"student_goal_{name}": value, f"student_phrases_{name}": value}
+    assert student.is_as_well(figures)
+    assert not student.is_as_well({**figures, "student_phrases_difference": -0.04})
+    assert not student.is_as_well({**figures, "student_goal_hashed": 0.62})
+
+
+def test_the_students_recorded_scores_are_those_of_the_fresh_captions():
+    captions = models.read_labels("nethack", models.FRESH_LABELS)
+    untrained = student.read_scores("goal", "untrained")
+    assert untrained["nethack"].shape == (5, len(captions.captions))
+    own = student.read_scores("goal", "student")["nethack"]
+    assert student.mean_auroc(own, captions.helpful) == pytest.approx(0.5268, abs=1e-3)
+
+
+def test_a_bag_of_words_forgets_their_order_and_tells_words_apart():
+    vectors = student.hashed_encoder(0)(["open the door", "The door: open!", "lava"])
+    assert vectors[0] @ vectors[1] == pytest.approx(1, abs=1e-5) and abs(vectors[0] @ vectors[2]) < 0.2
