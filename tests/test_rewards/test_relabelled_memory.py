@@ -26,8 +26,8 @@ class Patience(Reward):
 @pytest.mark.parametrize(
     "agent",
     [
-        ["agent=sac", "agent.train_freq=8"],
-        ["agent=dyna", "agent.updates_per_step=0.1", "agent.model_steps=1", "agent.model_hidden=[8]"],
+        ["agent=sac", "agent.train_freq=32"],
+        ["agent=dyna", "agent.updates_per_step=0.02", "agent.model_steps=1", "agent.model_hidden=[8]"],
     ],
     ids=lambda agent: agent[0],
 )

@@ -5,8 +5,10 @@ import csv
 import html.parser
 import json
 import re
+from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib import image
 from test_report_read import WIDE, found_in, write
 
@@ -35,6 +37,20 @@ class Page(html.parser.HTMLParser):
 def made(folder, *arguments):
     assert main([str(folder), *arguments]) == 0
     return (folder / "report.html").read_text()
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are empty, in tests of the words beside them."""
+
+    def save(figure, target, **options):
+        content = b"<svg/>"
+        if hasattr(target, "write"):
+            target.write(content)
+        else:
+            Path(target).write_bytes(content)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 def rows(path):
@@ -83,7 +99,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>$\\frac{"
 
 
-def test_the_command_of_the_sweep_and_its_job_log_are_listed(tmp_path):
+def test_the_command_of_the_sweep_and_its_job_log_are_listed(tmp_path, undrawn):
     write(tmp_path / "jobs" / "a")
     (tmp_path / "sweep.json").write_text(json.dumps({"command": "python -m runners.sweep env=CartPole-v1"}))
     event = {"job": "a", "state": "finished", "attempts": 3, "where": "box:7", "seconds": 3723.0}
@@ -108,7 +124,7 @@ def test_text_from_files_is_escaped(tmp_path):
     assert seen.text.count("<script>alert(1)</script>") > 8
 
 
-def test_what_is_missing_and_what_is_thin_is_reported(tmp_path):
+def test_what_is_missing_and_what_is_thin_is_reported(tmp_path, undrawn):
     sweep(tmp_path, 2)
     write(tmp_path / "r9", reward=("task", "rnd"), seed=9, state="failed", curve=[(300, 9)])
     (tmp_path / "broken").mkdir()
@@ -120,7 +136,7 @@ def test_what_is_missing_and_what_is_thin_is_reported(tmp_path):
     assert "CartPole-v1, task+rnd: its 3 runs have no step in common, so there is no band." in text
 
 
-def test_a_run_that_stopped_early_is_reported(tmp_path):
+def test_a_run_that_stopped_early_is_reported(tmp_path, undrawn):
     write(tmp_path / "a", seed=0, curve=[(0, 0), (1000, 10)])
     write(tmp_path / "b", seed=1, curve=[(0, 0), (500, 10)], state="stopped")
     assert (
@@ -129,7 +145,7 @@ def test_a_run_that_stopped_early_is_reported(tmp_path):
     )
 
 
-def test_one_run_is_a_report_without_intervals(tmp_path):
+def test_one_run_is_a_report_without_intervals(tmp_path, undrawn):
     write(tmp_path / "only")
     text = Page(made(tmp_path / "only")).text
     assert (
@@ -138,7 +154,7 @@ def test_one_run_is_a_report_without_intervals(tmp_path):
     assert [row["low"] for row in rows(tmp_path / "only" / "report.csv") if row["figure"] == "final"] == [""]
 
 
-def test_a_run_that_only_has_its_configuration_is_a_report(tmp_path):
+def test_a_run_that_only_has_its_configuration_is_a_report(tmp_path, undrawn):
     folder = write(tmp_path / "a")
     for part in ("metrics.csv", "result.json", "status.json"):
         (folder / part).unlink()
@@ -155,7 +171,7 @@ def test_the_controls_of_a_video_stand_below_its_picture(tmp_path):
     assert _player_ratio(b"\0\0\0\x20ftypisom" + b"\0" * 100) == 1.0
 
 
-def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypatch):
+def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypatch, undrawn):
     sweep(tmp_path, 3)
     video = b"\0\0\0\x20ftypisom" + b"\0" * 100
     for name in ("t0", "t1", "t2"):
@@ -168,7 +184,7 @@ def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypa
     assert "video" not in Page(made(tmp_path)).tags
 
 
-def test_an_alarm_is_listed_with_its_steps(tmp_path):
+def test_an_alarm_is_listed_with_its_steps(tmp_path, undrawn):
     write(tmp_path / "a", reward=("clip",))
     lines = ["step,rollout/ep_rew_mean,rollout/ep_learned_mean,reward/alarm", "10,5,1,0", "20,4,2,1", "30,3,9,1"]
     (tmp_path / "a" / "metrics.csv").write_text("\n".join(lines))
@@ -178,7 +194,7 @@ def test_an_alarm_is_listed_with_its_steps(tmp_path):
     assert float(row["value"]) == -1
 
 
-def test_what_differs_and_what_is_shared_stands_apart(tmp_path):
+def test_what_differs_and_what_is_shared_stands_apart(tmp_path, undrawn):
     write(tmp_path / "a", n_envs=2)
     write(tmp_path / "b", n_envs=4)
     source = made(tmp_path)
@@ -186,7 +202,7 @@ def test_what_differs_and_what_is_shared_stands_apart(tmp_path):
     assert '<td><code>agent.gamma</code></td><td class="v">0.99</td></tr>' in source
 
 
-def test_a_task_without_a_curve_is_named(tmp_path):
+def test_a_task_without_a_curve_is_named(tmp_path, undrawn):
     write(tmp_path / "a")
     write(tmp_path / "b", env="Acrobot-v1", curve=[])
     text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
@@ -241,7 +257,7 @@ def test_arguments_are_checked_before_work_begins(tmp_path, capsys):
     assert main.parse([runs, "threshold=A-v1:1,B-v1:-2"]).thresholds == {"A-v1": 1, "B-v1": -2}
 
 
-def test_a_limit_is_listed_with_what_the_runs_reached(tmp_path):
+def test_a_limit_is_listed_with_what_the_runs_reached(tmp_path, undrawn):
     for seed, cost in enumerate([0.02, 0.05, 0.11]):
         write(tmp_path / f"s{seed}", reward=("task", "signal"), seed=seed)
         path = tmp_path / f"s{seed}" / "result.json"
