@@ -27,7 +27,14 @@ class Patience(Reward):
     "agent",
     [
         ["agent=sac", "agent.train_freq=32"],
-        ["agent=dyna", "agent.updates_per_step=0.02", "agent.model_steps=1", "agent.model_hidden=[8]"],
+        [
+            "agent=dyna",
+            "agent.updates_per_step=0.02",
+            "agent.members=1",
+            "agent.rollouts_per_step=1",
+            "agent.model_steps=1",
+            "agent.model_hidden=[8]",
+        ],
     ],
     ids=lambda agent: agent[0],
 )
