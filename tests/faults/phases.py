@@ -25,7 +25,7 @@ from tests.faults.resume import AGENTS, difference
 
 # phase -> the function that is struck at the start of its n-th call, and n
 PHASES: dict[str, tuple[str, str, int]] = {
-    "set-up": ("runners.run.build", "build", 1),
+    "set-up": ("runners.train", "build", 1),
     "first step": ("runners.run.progress", "Saver._on_step", 1),
     "save": ("runners.run.checkpoint", "_fingerprint", 3),  # of the second save: two files are written, nothing renamed
     "last step": ("runners.run.progress", "Saver.finish", 1),
