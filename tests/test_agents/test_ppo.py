@@ -165,7 +165,9 @@ def test_one_value_of_the_sum_is_the_value_of_the_weighted_rewards():
 
 def test_the_sum_of_the_streams_is_taken_step_by_step(monkeypatch):
     given, real = [], ppo_agent.advantages
-    monkeypatch.setattr(ppo_agent, "advantages", lambda *values: given.append(values[0].copy()) or real(*values))
+    monkeypatch.setattr(
+        ppo_agent, "advantages", lambda *values: given.append(values[0].rewards.copy()) or real(*values)
+    )
     made = vector(*[lambda k=k: Toy(spaces.Box(-1, 1, (1,), np.float32), reward=float(k)) for k in range(4)])
     both = {"task": rewards.get("task").Config(weight=0.5), "count": rewards.get("count").Config(weight=0.0)}
     mix = rewards.make(both, made.single_observation_space, made.single_action_space, gamma=0.9, seed=0)

@@ -114,7 +114,14 @@ def test_the_command_explains_itself_and_answers_mistakes_with_a_sentence(capsys
 def test_the_replay_of_a_run_and_a_pickle_become_recordings(tmp_path, capsys):
     from runners.train import main as train
 
-    off = ["video=false", "eval_episodes=0", "control=none", "total_timesteps=128", "max_episode_steps=30"]
+    off = [
+        "video=false",
+        "eval_episodes=0",
+        "control=none",
+        "total_timesteps=128",
+        "max_episode_steps=30",
+        "preset=none",
+    ]
     out = tmp_path / "a.safetensors"
     for agent, options in (("dqn", []), ("dyna", ["agent.learning_starts=1000"])):
         run = tmp_path / agent
