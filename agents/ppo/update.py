@@ -11,7 +11,7 @@ added over streams. `agents.ppo.numpy_update` is the same several times faster, 
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -117,7 +117,8 @@ class TorchUpdate(Learner):
 
         # Normalise the advantage over the minibatch.
         advantage = targets.advantage - targets.advantage.mean()
-        advantage /= advantage.norm() / max(len(advantage) - 1, 1) ** 0.5 + 1e-8
+        deviation = advantage.norm() / max(len(advantage) - 1, 1) ** 0.5
+        advantage /= deviation + 1e-8
 
         log_ratio = log_prob - targets.log_prob
         ratio = torch.exp(log_ratio)
@@ -160,8 +161,8 @@ class TorchUpdate(Learner):
         by_stream = {name: advantage[:, column] for name, column in streams.items()}
         return stream_gradients(log_prob, by_stream, self.net.policy_parameters())
 
-    def _forward(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor, Tensor, Targets]:
-        """Policy outputs, values, actions and targets of rows (B,), for a recurrent policy of sequences."""
+    def _forward(self, batch: Batch, rows: Any) -> "_Forward":
+        """Of rows (B,), for a recurrent policy of sequences."""
         if self.net.gru is not None:
             return self._forward_sequences(batch, rows)
         index = rows
@@ -173,14 +174,14 @@ class TorchUpdate(Learner):
             outputs = mask_outputs(outputs, mask)
         action = self.tensor(batch.action)[index]
         targets = self.tensor(batch.targets.rows)[index]
-        return outputs, values, action, Targets(targets)
+        return _Forward(outputs, values, action, Targets(targets))
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
         vector, pixels = self.observation_tensors(batch.vector, batch.pixels)
         images = {key: image[index] for key, image in pixels.items()}
         return self.net(vector[index], images)
 
-    def _forward_sequences(self, batch: Batch, columns: Any) -> tuple[Tensor, Tensor, Tensor, Targets]:
+    def _forward_sequences(self, batch: Batch, columns: Any) -> "_Forward":
         def rows_of(x: Any) -> Tensor:
             """Of (T, M, ...) the sequences `columns`, one row after another, (T * B, ...)."""
             return self.tensor(x[:, columns]).flatten(0, 1)
@@ -199,7 +200,18 @@ class TorchUpdate(Learner):
         rows = torch.nonzero(rows_of(batch.valid)).flatten()
         action = rows_of(batch.action)[rows]
         targets = rows_of(batch.targets.rows)[rows]
-        return outputs[rows], values[rows], action, Targets(targets)
+        return _Forward(outputs[rows], values[rows], action, Targets(targets))
+
+
+class _Forward(NamedTuple):
+    """What the network gives for rows of a batch, and what they have to learn."""
+
+    # Of the policy, (B, outputs), and (B, K).
+    outputs: Tensor
+    values: Tensor
+    # (B, choices).
+    action: Tensor
+    targets: Targets
 
 
 class StreamGradients:
@@ -215,7 +227,8 @@ class StreamGradients:
             self.rows = LOGGED_GRADIENT_ROWS
             # In minibatches: a rollout's, and what the gradients cost, 8 for the first call of autograd.
             minibatches = config.n_epochs * n_envs * config.n_steps / config.batch_size
-            cost = 8 + (1 + 2 * len(streams)) / 3 * self.rows / config.batch_size
+            passes = (1 + 2 * len(streams)) / 3
+            cost = 8 + passes * self.rows / config.batch_size
             self.every = math.ceil(cost / (MAX_COST_SHARE * minibatches))
         if config.gru:
             # Of a recurrent policy sequences.
