@@ -136,13 +136,14 @@ def test_no_more_questions_are_in_flight_than_concurrency_allows(monkeypatch):
         (status(500), r"answered 500"),
         (status(200, "<html>"), r"web page"),
         (breaks_off, r"broke off: RemoteProtocolError"),
-        (hangs(0.5), r"did not answer in time"),
+        (hangs(1.0), r"did not answer in time"),
         (says(""), None),  # the second stage hears nothing, and its answer does not fit
     ],
     ids=["500", "html", "cut", "hangs", "empty"],
 )
 def test_what_fails_is_nan_and_one_sentence_and_the_next_pair_is_asked(server, plan, words):
-    asking = judge(server, timeout=0.2, attempts=1)
+    # Short only where that is tried: a busy processor answers late.
+    asking = judge(server, timeout=0.5 if "in time" in str(words) else 5.0, attempts=1)
     server.plan = [plan] if words else [says("verdict none"), says('{"answer": 7}')]
     answers = asking.compare(segments(10, 10), segments(20, 40))
     assert np.isnan(answers[0]) and answers[1] == 1
