@@ -74,6 +74,14 @@ def test_a_preset_applies_to_each_environment_of_its_list(env, preset, normalize
 
 
 @pytest.mark.parametrize(
+    ("env", "n_envs", "activation", "falls"), [("HalfCheetah-v5", 1, "relu", False), ("Hopper-v5", 8, "tanh", True)]
+)
+def test_halfcheetah_has_the_settings_of_the_zoo_and_other_robots_have_ours(env, n_envs, activation, falls):
+    config, name = compose([f"env={env}"])
+    assert (name, config.n_envs, config.agent.activation, config.agent.anneal) == ("mujoco", n_envs, activation, falls)
+
+
+@pytest.mark.parametrize(
     ("env", "agent", "preset", "steps"),
     [
         ("Pendulum-v1", "sac", "zoo_sac", 20_000),
