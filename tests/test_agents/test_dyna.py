@@ -298,13 +298,13 @@ def test_weights_that_are_nan_are_replaced_by_the_last_finite_ones_three_times()
     good = {name: x.clone() for name, x in model.learner.actor.state_dict().items()}
     for times in (1, 2):
         model.learner.actor_flat.value.fill_(np.nan)
-        model._act()
+        model.act()
         assert model._restored == times
         for name, x in model.learner.actor.state_dict().items():
             assert bool(x.isfinite().all()) and x.shape == good[name].shape
     model.learner.actor_flat.value.fill_(np.nan)
     with pytest.raises(FloatingPointError, match=r"became NaN or infinite 3 times in a row.*lower agent.learning_rate"):
-        model._act()
+        model.act()
 
 
 def test_a_finite_fit_resets_the_count_of_recoveries():

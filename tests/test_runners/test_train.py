@@ -113,7 +113,7 @@ def test_a_run_too_short_to_learn_logs_its_rewards_and_histograms_where_asked(ag
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     where = [f"env={env}", f"agent={agent}", "agent.learning_starts=1000", f"run_dir={tmp_path / 'run'}"]
-    quick = ["total_timesteps=300", "log_every=100", "eval_episodes=0", "video=false", "control=none"]
+    quick = ["preset=none", "total_timesteps=300", "log_every=100", "eval_episodes=0", "video=false", "control=none"]
     assert main([*where, *quick, "reward=[task,rnd]", "histograms=true"]) == 0
     rows = read_csv(tmp_path / "run" / "metrics.csv")
     assert [float(row["reward/task_share"]) for row in rows] == [1.0] * len(rows)  # rnd is 0 until it has a scale
