@@ -109,7 +109,8 @@ def test_every_test_that_goes_through_the_table_passes_with_one_reward_more(copy
     answer = copy("-m", "pytest", "-rA", "-p", "no:cacheprovider", "-k", CHOSEN, *own, *enumerations())
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
     passed = [line for line in answer.stdout.splitlines() if line.startswith("PASSED")]
-    assert sum("dummy" in line for line in passed) >= 7, passed  # contract, ways, resume, replay, card, ranges
+    # Contract, ways, resume, card and ranges; in a replay most bonuses are tried at night alone.
+    assert sum("dummy" in line for line in passed) >= 6, passed
 
 
 def test_it_is_listed_with_its_options(copy):
