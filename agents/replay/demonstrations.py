@@ -31,6 +31,7 @@ from envs.datasets.dataset import recorded_transitions
 from envs.steps import Chunk
 from envs.transitions import Transitions, join
 from envs.types import MODALITY_FIELDS, Options, StreamScorer
+from lodestar.numerics.returns import returns
 
 # Rows of best episodes that are held, the newest.
 MAX_BEST_ROWS = 20_000
@@ -63,24 +64,6 @@ def goals(scorer: Any) -> list[str]:
         bonuses = ", ".join(scorer.streams)
         raise ValueError(f"agent.imitate imitates what a goal rewards, and {bonuses} are bonuses; add the task")
     return names
-
-
-def returns(reward: np.ndarray, ends: np.ndarray, tail: np.ndarray, gamma: Any) -> np.ndarray:
-    """R_t = r_t + gamma R_{t+1} of rows (M, ...) in time order, with `tail` for R_{t+1} where an episode ends.
-
-    Example:
-        >>> returns(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), np.array([9.0, 0.0, 4.0]), 0.5).tolist()
-        [0.5, 1.0, 3.0]
-    """
-    total = np.array(reward, np.float32)
-    last = np.flatnonzero(ends)
-    total[last] += gamma * tail[last]
-    lengths = np.diff(last, prepend=-1)
-    # All episodes go back side by side, a step at a time.
-    for back in range(1, int(lengths.max(initial=1))):
-        row = last[lengths > back] - back
-        total[row] += gamma * total[row + 1]
-    return total
 
 
 class MixedReplay(Replay):

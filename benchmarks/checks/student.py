@@ -15,7 +15,7 @@ The student: 19,810 pieces of words with vectors of 96 numbers, one transformer 
 worlds' captions) in 1,000 steps of 384 rows and 64 CPU-seconds: mean cosine 0.78 on held-out sentences. It read 25
 times as many captions in a second. On `hand_labels.csv` the claim held (goal 0.77 against MiniLM's 0.74, phrases 0.92
 against 0.92). Since it failed on fresh captions the student does not ship, and `student_scores.csv` keeps what it and
-the untrained models said of each caption; MiniLM and the bag of words are asked anew.
+the untrained models said of each caption; MiniLM and the bag of words are asked again.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from torch.nn.functional import softmax
 
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.numerics.returns import returns
 from lodestar.settings import setting
 from rewards.base import RunningMeanStd, valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -121,13 +122,12 @@ def returns_to_go(batch: Transitions, tail: np.ndarray, discount: float) -> np.n
 
     It stands for what comes after an episode that ran out of time, or that the rollout does not show.
     """
+    length, n = batch.shape
     valid = np.asarray(batch.valid, bool)
-    total = np.zeros(batch.shape)
-    for t in range(len(total) - 1, -1, -1):
-        following = tail[t].astype(np.float64)
-        if t + 1 < len(total):
-            goes_on = valid[t + 1] & ~batch.ended[t] & (batch.step[t + 1] == batch.step[t] + 1)
-            following = np.where(goes_on, total[t + 1], following)
-        following = np.where(batch.terminated[t], 0, following)
-        total[t] = np.where(valid[t], batch.reward[t] + discount * following, 0)
-    return total
+    is_next_step = batch.step[1:] == batch.step[:-1] + 1
+    is_last = np.ones((length, n), bool)
+    is_last[:-1] = ~(valid[1:] & is_next_step) | batch.ended[:-1]
+    after_last = np.where(batch.terminated, 0, tail)
+    # The rows of one environment stand after those of the other.
+    sums = returns(batch.reward.T.ravel(), is_last.T.ravel(), after_last.T.ravel(), discount)
+    return np.where(valid, sums.reshape(n, length).T, 0)

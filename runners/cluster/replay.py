@@ -38,7 +38,7 @@ def new_draws(words: list[int]) -> State:
 
 
 class ActingDyna(Dyna):
-    """Acts; whoever learns recovers from weights that are NaN or infinite."""
+    """Acts; the learner recovers from weights that are NaN or infinite."""
 
     failed = False
 
@@ -63,7 +63,7 @@ class ReplayActor(Actor):
     """The environments of some columns, and the policy of an agent whose replay is elsewhere."""
 
     def _make_agent(self, config: TrainConfig, columns: slice, outline: Outline, generation: int) -> None:
-        # Nothing is learnt here: no model, no demonstrations, and a replay that nobody reads.
+        # Nothing is learnt here: no model, no demonstrations, and a replay that is not read.
         idle: Any = dict.fromkeys(("update", "planner", "filter", "uncertainty", "adaptive"), "none")
         idle |= {"reference": "", "kl": 0.0, "demos": "", "imitate": 0.0, "buffer_size": self.envs.num_envs + 1}
         options = dataclasses.replace(config.agent, **idle)

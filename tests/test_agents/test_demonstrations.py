@@ -13,8 +13,9 @@ from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
-from agents.replay.demonstrations import MixedReplay, returns
+from agents.replay.demonstrations import MixedReplay
 from envs.recording import load, record, save
+from lodestar.numerics.returns import returns
 from rewards.base import Reward, RewardConfig
 from tests.rollouts import blank
 

@@ -45,7 +45,7 @@ def _assert_same(first: list, second: list) -> None:
         assert a[1:] == b[1:]
 
 
-# By day from a later episode, whose randomness nobody seeded.
+# By day from a later episode, whose randomness was not seeded.
 @pytest.mark.parametrize("seeded", mostly_at_night([True, False], False), ids=["reset with a seed", "reset without"])
 @pytest.mark.parametrize("env_id", JOURNALS)
 def test_a_restored_copy_goes_on_exactly_for_several_episodes(env_id: str, seeded: bool) -> None:
@@ -54,7 +54,7 @@ def test_a_restored_copy_goes_on_exactly_for_several_episodes(env_id: str, seede
     if not seeded:
         _play(
             env, 20 if env_id.startswith("highway") else 90, np.random.default_rng(0)
-        )  # into a later episode, whose randomness nobody seeded
+        )  # into a later episode, whose randomness was not seeded
         env.reset()
     for _ in range(3):
         env.step(np.zeros(env.action_space.shape, dtype=env.action_space.dtype)[()])

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
-from agents.replay.demonstrations import demonstrations, returns
+from agents.replay.demonstrations import demonstrations
 from envs.recording import episodes
 from envs.transitions import Transitions, map_obs
 from lodestar.numerics.flat import Flat
+from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
 
 if TYPE_CHECKING:

@@ -32,9 +32,10 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.extensions import credit_of, is_average
 from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
-from agents.replay.demonstrations import goals, returns
+from agents.replay.demonstrations import goals
 from envs.transitions import Transitions, join, map_obs
 from lodestar.numerics.flat import Flat
+from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
 
 if TYPE_CHECKING:
