@@ -237,6 +237,12 @@ class MixedReplay(Replay):
             parts.append(sequences._replace(index=-1 - sequences.index))
         return Sequences(*(join(_beside, list(column)) for column in zip(*parts)))
 
+    def set_priority(self, index: Tensor, error: Tensor) -> None:
+        """As the ring's, of a batch of sequences; demonstrations, which stand last in it, are drawn evenly."""
+        counts = self._source_counts(len(index))
+        own = len(index) - sum(counts.values())
+        super().set_priority(index[:own], error[:own])
+
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
         counts = self._source_counts(batch_size)
         parts = [super().starts(batch_size - sum(counts.values()))]

@@ -310,6 +310,10 @@ class Replay(Stateful):
         reward = self._rewards(index, rows)
         return Rows(obs, action, reward, next_obs, discount, step.long(), index)
 
+    def set_priority(self, index: Tensor, error: Tensor) -> None:
+        """Let rows at places (B,) be drawn by their errors (B,), with `lap`."""
+        self.sampler.set_priority(index, error)
+
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Sequences in time order, none across where the ring is written; `imagine`: to begin imagination (`dfs`)."""
         late = self.sampler.newest(self._pos, min(length - 1, self.length))

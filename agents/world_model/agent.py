@@ -403,10 +403,7 @@ class WorldLearner(nn.Module):
         sequences = replay.sequences(size, config.n_step + 1)
         self.means.add(behaviour.update(self.world, sequences))
         if config.sampling == "lap":
-            rows, errors = behaviour.errors
-            # Demonstrations, whose places are negative, are drawn evenly.
-            is_own = rows >= 0
-            replay.sampler.set_priority(rows[is_own], errors[is_own])
+            replay.set_priority(*behaviour.errors)
 
     def _fit(self, sequences: Sequences) -> Replayed:
         value_loss = None

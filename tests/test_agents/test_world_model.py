@@ -341,6 +341,12 @@ def test_priorities_are_of_the_ring_alone(walks):
     made = SyncVectorEnv([Camera] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     model = agent(made, "mrq", demos=walks, unroll=2, n_step=2).learn(60)
     assert (model.replay.sources["demos"].sampler.sampling, model.replay.sampler.sampling) == ("uniform", "lap")
+    sampler = model.replay.sampler
+    expected = sampler._priority.clone()
+    expected[[3, 5]] = 4.0  # 32 ^ 0.4
+    # Half of a batch are demonstrations, which have no priorities.
+    model.replay.set_priority(torch.tensor([3, 5, -1, -2]), torch.full((4,), 32.0))
+    torch.testing.assert_close(sampler._priority, expected)
     copied = agent(made, "mrq", demos=walks, unroll=2, n_step=2)
     copied.set_state(copy.deepcopy(model.get_state()))
     torch.testing.assert_close(copied.replay.sources["demos"].table, model.replay.sources["demos"].table)
