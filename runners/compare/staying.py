@@ -11,6 +11,7 @@ alone (`python -m benchmarks hard_grids`). The alarm of a run cannot see this, a
 
 import time
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +38,22 @@ HIGH_WORTH = 0.25
 LOW_WORTH = 0.02
 
 
+class Staying(NamedTuple):
+    """What a bonus pays an agent that never finishes."""
+
+    stream: Stream
+    step: float  # its mean a step, once it is sought
+    worth: float  # of never finishing, as a share of `end_reward`
+    end_reward: float  # the task's, at an episode's end
+
+
 def staying_notes(config: TrainConfig) -> list[str]:
     """A sentence for each bonus that ends with an episode, where the task's reward comes then; none for others."""
+    return [_sentence(bonus) for bonus in staying(config)]
+
+
+def staying(config: TrainConfig) -> list[Staying]:
+    """What each bonus that ends with an episode pays; none where the task also rewards the way."""
     bonuses = [name for name in config.reward if rewards.get(name).role == "bonus"]
     if not bonuses:
         return []
@@ -56,7 +71,7 @@ def staying_notes(config: TrainConfig) -> list[str]:
             rollout = _random_rollout(envs, config.seed)
         if rollout is None:
             return []
-        return _sentences(config, mix, streams, rollout)
+        return _measured(config, mix, streams, rollout)
 
 
 def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
@@ -75,20 +90,20 @@ def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
     return rollout
 
 
-def _sentences(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[str]:
+def _measured(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[Staying]:
     batch = rollout.transitions(mix.requires)
     end_reward = _largest_end_reward(batch.reward[rollout.ended])
     raw, _ = mix.score(batch)
     # Once, so that a stream with a scale has one.
     mix.update(batch, raw)
     parts = mix.weighted_rewards(raw, 0)
-    sentences = []
+    bonuses = []
     for stream in streams:
-        mean = float(parts[stream.name][batch.valid].mean())
-        mean *= GROWTH_WHEN_SOUGHT[config.reward[stream.name].scale]
-        worth = mean / (1 - stream.gamma) / end_reward
-        sentences.append(_sentence(stream, mean, worth, end_reward))
-    return sentences
+        step = float(parts[stream.name][batch.valid].mean())
+        step *= GROWTH_WHEN_SOUGHT[config.reward[stream.name].scale]
+        worth = step / (1 - stream.gamma) / end_reward
+        bonuses.append(Staying(stream, step, worth, end_reward))
+    return bonuses
 
 
 def _largest_end_reward(rewards: np.ndarray) -> float:
@@ -97,11 +112,14 @@ def _largest_end_reward(rewards: np.ndarray) -> float:
     return largest if largest > 0 else 1.0
 
 
-def _sentence(stream: Stream, mean: float, worth: float, end_reward: float) -> str:
+def _sentence(bonus: Staying) -> str:
+    stream, worth = bonus.stream, bonus.worth
     name = f"reward.{stream.name}.weight"
     weight = float(stream.weight(0))
-    text = f"staying is worth {worth:.2g} of the task to {stream.name}: {mean:.2g} a step / (1 - {stream.gamma:g})"
-    text += f", where an episode's end gives {end_reward:g}"
+    text = (
+        f"staying is worth {worth:.2g} of the task to {stream.name}: {bonus.step:.2g} a step / (1 - {stream.gamma:g})"
+    )
+    text += f", where an episode's end gives {bonus.end_reward:g}"
     better = f"{name}={weight * GOOD_WORTH / max(worth, 1e-9):.1g} would be worth {GOOD_WORTH}"
     if worth > HIGH_WORTH:
         return f"{text}; the agent may find the goal and leave it alone, {better}"

@@ -19,17 +19,21 @@ HEADER = ("task", "agent", "steps", "seeds", "training", "evaluated", "CPU-s a r
 PROTOCOL = (
     "Ours: IQM over seeds, of the last 100 training episodes and of 20 episodes of the final policy's mode.",
     "SB3's zoo (commit 22e3ff2): one run, its best model, deterministic, 150,000 steps, v2 to v4 of the tasks.",
+    "Its deviations are those from episode to episode.",
     "CleanRL: the last 100 training episodes, v4 of the tasks, three seeds. Ours are v5.",
+    "MiniGrid: the return of 50 episodes whose actions are sampled.",
 )
 NOT_RUN = "-"
 # Ours is below a published mean if it is further under it than so many of its deviations.
 MAX_DEVIATIONS_BELOW = 2
+REACHED = "reached"
+WITHIN = f"within {MAX_DEVIATIONS_BELOW} deviations"
+BELOW = "below"
 
 
 def table() -> list[tuple[str, ...]]:
     """A row for each task and agent, in the order of `HEADER`."""
-    entries = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
-    return list(map(_row, entries))
+    return list(map(_row, entries()))
 
 
 def text() -> str:
@@ -37,8 +41,14 @@ def text() -> str:
     return "\n".join([*aligned_lines([HEADER, *table()]), "", *PROTOCOL])
 
 
+def entries() -> list[dict[str, Any]]:
+    """Every row of scores.yaml."""
+    rows: list[dict[str, Any]] = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
+    return rows
+
+
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    runs = _runs(*entry["ours"])
+    runs = runs_of(entry)
     evaluated = _numbers(runs, "return")
     return (
         entry["env"],
@@ -50,16 +60,18 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         _mean(_numbers(runs, "seconds")),
         _published_text(entry.get("zoo"), entry.get("zoo_steps")),
         _published_text(entry.get("cleanrl"), None),
-        _verdict(evaluated, entry),
+        verdict(entry),
     )
 
 
 def _numbers(runs: list[dict[str, str]], column: str) -> list[float]:
-    return [float(run[column]) for run in runs]
+    """One column of the runs; none where the study has no such column."""
+    return [float(run[column]) for run in runs if column in run]
 
 
-def _runs(study: str, task: str, arm: str) -> list[dict[str, str]]:
-    """The runs of one arm on one task; none where the study has not run yet."""
+def runs_of(entry: dict[str, Any]) -> list[dict[str, str]]:
+    """The runs of a row; none where its study has not run yet."""
+    study, task, arm = entry["ours"]
     path = RESULTS / f"{study}.csv"
     if not path.exists():
         return []
@@ -70,7 +82,9 @@ def _runs(study: str, task: str, arm: str) -> list[dict[str, str]]:
 def _mean(values: list[float]) -> str:
     if not values:
         return NOT_RUN
-    return f"{float(iqm(values)):,.0f}"
+    mean = float(iqm(values))
+    # Returns of MiniGrid are at most 1.
+    return f"{mean:.2f}" if abs(mean) < 1 else f"{mean:,.0f}"
 
 
 def _published_text(figure: list[float] | None, steps: int | None) -> str:
@@ -83,16 +97,23 @@ def _published_text(figure: list[float] | None, steps: int | None) -> str:
     return shown
 
 
-def _verdict(evaluated: list[float], entry: dict[str, Any]) -> str:
-    """Whether the zoo's mean is reached; nothing where one of both is missing, or it is not and steps differ."""
-    if not evaluated or "zoo" not in entry:
+def verdict(entry: dict[str, Any]) -> str:
+    """Whether the zoo's mean is reached, or CleanRL's where it has none; nothing where it is not and steps differ."""
+    if "zoo" in entry:
+        column = "return"
+        published = entry["zoo"]
+    else:
+        column = "trained"
+        published = entry.get("cleanrl")
+    scores = _numbers(runs_of(entry), column)
+    if not scores or published is None:
         return ""
-    mean, *deviations = entry["zoo"]
-    ours = float(iqm(evaluated))
+    mean, *deviations = published
+    ours = float(iqm(scores))
     if ours >= mean:
-        return "reached"
-    if "zoo_steps" in entry or not deviations:
+        return REACHED
+    if "zoo_steps" in entry:
         return ""
-    if ours >= mean - MAX_DEVIATIONS_BELOW * deviations[0]:
-        return f"within {MAX_DEVIATIONS_BELOW} deviations"
-    return "below"
+    if deviations and ours >= mean - MAX_DEVIATIONS_BELOW * deviations[0]:
+        return WITHIN
+    return BELOW

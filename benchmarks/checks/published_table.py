@@ -1,0 +1,79 @@
+"""How many of our agents' returns are within what others publish, and whether the rule of staying predicts success.
+
+    python -m benchmarks published_table
+
+It trains nothing. It reads the rows that other studies have left, as `lodestar list --scores` does. `rows` counts the
+pairs of a task and an agent that have runs, `tasks` their tasks. `rows_within_published` is the share of them that
+reaches a published mean less two deviations, among those that took as many steps as the publication.
+
+`staying_rule_rank` is a rank correlation over the arms of the study `staying`: of their success with how near the worth
+of staying, which is measured before training, is to a tenth of the task's reward (as a logarithm).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import results
+from benchmarks.study import Study
+from runners.cli.compose import compose
+from runners.compare.staying import GOOD_WORTH, staying
+from runners.report.scores import BELOW, entries, runs_of, verdict
+from runners.report.statistics import iqm
+
+# Figures that are asked for by name: the task, the agent and the column.
+NAMED = {
+    "halfcheetah_ppo": ("HalfCheetah-v5", "ppo", "return"),
+    "hopper_ppo": ("Hopper-v5", "ppo", "return"),
+    "walker2d_ppo": ("Walker2d-v5", "ppo", "return"),
+    "swimmer_ppo": ("Swimmer-v5", "ppo", "return"),
+    "ant_ppo": ("Ant-v5", "ppo", "return"),
+    "humanoid_ppo": ("Humanoid-v5", "ppo", "return"),
+    "lunarlander_ppo": ("LunarLander-v3", "ppo", "return"),
+    "pendulum_ppo": ("Pendulum-v1", "ppo", "return"),
+    "mountaincarcontinuous_ppo": ("MountainCarContinuous-v0", "ppo", "return"),
+    "halfcheetah_sac_100k": ("HalfCheetah-v5", "dyna, preset haarnoja (SAC)", "return"),
+    "hopper_sac_100k": ("Hopper-v5", "dyna, preset haarnoja (SAC)", "return"),
+}
+
+
+def run(folder: Path) -> dict[str, float]:
+    """The figures of the table; those of the rule only where its study has run."""
+    table = [entry for entry in entries() if runs_of(entry)]
+    verdicts = [verdict(entry) for entry in table if verdict(entry)]
+    figures: dict[str, float] = {
+        "tasks": len({entry["env"] for entry in table}),
+        "rows": len(table),
+        "rows_within_published": sum(text != BELOW for text in verdicts) / len(verdicts),
+    }
+    for name, (env, agent, column) in NAMED.items():
+        for entry in table:
+            if (entry["env"], entry["agent"]) == (env, agent):
+                figures[name] = float(iqm([float(row[column]) for row in runs_of(entry)]))
+    rows = results.read_rows(folder / "staying.csv")
+    if rows:
+        figures["staying_rule_rank"] = staying_rank(rows)
+    return figures
+
+
+def staying_rank(rows: list[dict[str, str]]) -> float:
+    """Spearman's rank correlation over arms, of success and of the nearness of the worth to a tenth."""
+    study = Study.read("staying")
+    near = []
+    success = []
+    for cell in study.grid():
+        config = compose([f"{key}={text}" for key, text in cell.argv(study.first_seed).items()])[0]
+        worth = sum(bonus.worth for bonus in staying(config))
+        scores = [float(row["success"]) for row in rows if row["arm"] == cell.arm]
+        print(f"{cell.arm}: staying is worth {worth:.3g} of the task, success {iqm(scores):.2f}", flush=True)
+        near.append(-abs(np.log(worth / GOOD_WORTH)))
+        success.append(float(iqm(scores)))
+    return float(np.corrcoef(ranks(near), ranks(success))[0, 1])
+
+
+def ranks(values: list[float]) -> np.ndarray:
+    """Ranks from 0; equal values share their mean rank."""
+    array = np.asarray(values)
+    below = (array[:, None] > array).sum(1)
+    equal = (array[:, None] == array).sum(1)
+    return np.asarray(below + (equal - 1) / 2)
