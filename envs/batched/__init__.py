@@ -40,6 +40,10 @@ _GRIDS = {
     "FourRooms": "-v0",
     "KeyCorridor": "S3R1-v0 S3R2-v0 S3R3-v0 S4R3-v0 S5R3-v0 S6R3-v0",
     "MultiRoom": "-N2-S4-v0 -N4-S5-v0 -N4-S5-v1 -N6-v0",
+    "LockedRoom": "-v0",
+    "ObstructedMaze": """
+        -1Dl-v0 -1Dlh-v0 -1Dlhb-v0 -2Dl-v0 -2Dlh-v0 -2Dlhb-v0 -2Dlhb-v1 -1Q-v0 -1Q-v1 -2Q-v0 -2Q-v1 -Full-v0 -Full-v1
+    """,
 }
 _NETHACK = """
     NetHackScore-v0 lodestar/NetHackScore-v0 lodestar/NetHackOracle-v0 lodestar/NetHackOracleSober-v0

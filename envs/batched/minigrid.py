@@ -17,18 +17,24 @@ from minigrid.core.constants import OBJECT_TO_IDX
 
 from envs.batched.base import BatchedEnv
 from envs.batched.minigrid_levels import (
+    BALL_KIND,
+    BOX_KIND,
+    BOX_WITH_KEY,
     DIRECTIONS,
     DOOR_KIND,
     DOOR_LOCKED,
     EMPTY_CELL_CODE,
     KEY_KIND,
+    LOOK_OF_CODE,
     N_CODES,
     N_COLOURS,
+    N_LOOKS,
     N_STATES,
     WALL_CODE,
     code,
     generate,
     missions,
+    prizes,
 )
 from envs.minigrid import captions as single
 from envs.minigrid.captions import MINIGRID_KINDS, RANK, object_name
@@ -36,26 +42,26 @@ from envs.minigrid.family import CELL_PART_SIZES
 from envs.observations import WORD_FEATURES, hashed_words
 from envs.types import Array, StateDict
 
-# What can be carried; a hand is empty or holds one of these in one colour.
-BALL_KIND = OBJECT_TO_IDX["ball"]
-BOX_KIND = OBJECT_TO_IDX["box"]
+# What can be carried; a hand is empty or holds one of these in one colour, or a box with a key in
+# it.
 CARRIED_KINDS = (KEY_KIND, BALL_KIND, BOX_KIND)
-HANDS = 1 + len(CARRIED_KINDS) * N_COLOURS
 # How an action may end an episode.
 FAILS = 1
 SUCCEEDS = 2
 NO_SIGHT = np.zeros((0, 0), np.uint8)
 # A thing is a kind with a colour.
-N_THINGS = N_CODES // N_STATES
+N_THINGS = N_LOOKS // N_STATES
 
-# Tables of (N_CODES,): a cell's kind, its state, whether one sees what is behind it.
-KIND_OF_CODE = np.arange(N_CODES) // (N_COLOURS * N_STATES)
-STATE_OF_CODE = np.arange(N_CODES) % N_STATES
+# Tables of (N_CODES,): a cell's thing, kind, state, whether one sees what is behind it.
+THING_OF_CODE = LOOK_OF_CODE // N_STATES
+KIND_OF_CODE = THING_OF_CODE // N_COLOURS
+STATE_OF_CODE = LOOK_OF_CODE % N_STATES
 IS_CLOSED_DOOR = (KIND_OF_CODE == DOOR_KIND) & (STATE_OF_CODE != 0)
 IS_SEE_THROUGH = ((OBJECT_TO_IDX["wall"] != KIND_OF_CODE) & ~IS_CLOSED_DOOR).astype(np.float32)
 # Table of (HANDS,): the cell for what is carried.
 _CARRIED_CODES = code(np.repeat(CARRIED_KINDS, N_COLOURS), np.tile(np.arange(N_COLOURS), len(CARRIED_KINDS)))
-CODE_IN_HANDS = np.array([EMPTY_CELL_CODE, *_CARRIED_CODES], np.uint8)
+CODE_IN_HANDS = np.array([EMPTY_CELL_CODE, *_CARRIED_CODES, *BOX_WITH_KEY], np.uint8)
+HANDS = len(CODE_IN_HANDS)
 
 
 class BatchedMiniGrid(BatchedEnv):
@@ -83,7 +89,7 @@ class BatchedMiniGrid(BatchedEnv):
         self._ahead = array(strides)
         self._turn = array(turns)
         self._view = array(_view_offsets(strides, self._size))
-        rules = _rules(getattr(self.world, "obj_type", None))
+        rules = _rules(prizes(self.world))
         self._rules = array(rules)
         self._held = array(CODE_IN_HANDS)
         self._set_up_observation()
@@ -100,7 +106,7 @@ class BatchedMiniGrid(BatchedEnv):
     def _set_up_observation(self) -> None:
         """Tables of what cells, directions and missions look like in an observation."""
         # float32 (N_CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0.
-        parts = np.unravel_index(np.arange(N_CODES), CELL_PART_SIZES)
+        parts = np.unravel_index(LOOK_OF_CODE, CELL_PART_SIZES)
         one_hot = [np.eye(size, dtype=np.float32)[part] for size, part in zip(CELL_PART_SIZES, parts)]
         self._pixels = self.arrays.array(np.concatenate(one_hot, axis=1))
         self._compass = self.arrays.array(np.eye(4, dtype=np.float32))
@@ -265,7 +271,7 @@ class Captions:
         bits = np.zeros(N_THINGS, np.int64)
         for thing, rank in RANK.items():
             bits[thing] = 1 << rank
-        self._bits = np.repeat(bits, N_STATES)
+        self._bits = bits[THING_OF_CODE]
         # (2, sights): alone, and behind an event.
         sights = ["sees " + object_name(*thing) for thing in single.SEEN]
         self._sights = np.array([sights, [f", {sight}" for sight in sights]], object)
@@ -319,8 +325,8 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
     n_hands = len(rules) // (len(Actions) * N_CODES)
     action, cell, hands = np.unravel_index(np.arange(len(rules)), (len(Actions), N_CODES, n_hands))
     new_cell, new_hands, moved, _ = rules.T.astype(np.int64)
-    kind = cell // (N_COLOURS * N_STATES)
-    state = cell % N_STATES
+    kind = KIND_OF_CODE[cell]
+    state = STATE_OF_CODE[cell]
     is_goal = kind == MINIGRID_KINDS.index("goal")
     is_lava = kind == MINIGRID_KINDS.index("lava")
     is_box = kind == MINIGRID_KINDS.index("box")
@@ -342,8 +348,8 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
         single.EVENT_BUMPED: (action == single.FORWARD) & ~enters & (kind > 1),
         single.EVENT_LOCKED: toggles & ~toggled & is_locked,
     }
-    dropped_thing = KEY_KIND * N_COLOURS + hands - 1
-    thing = np.where(action == Actions.drop, dropped_thing, cell // N_STATES)
+    dropped_thing = THING_OF_CODE[CODE_IN_HANDS[hands]]
+    thing = np.where(action == Actions.drop, dropped_thing, THING_OF_CODE[cell])
     events = np.zeros(len(rules), np.int16)
     for event, where in happens.items():
         if full or event not in single.MORE:
@@ -361,15 +367,15 @@ def _view_offsets(strides: np.ndarray, size: int) -> np.ndarray:
     return strides[:, None] * forward_steps + right * right_steps
 
 
-def _rules(prize: str | None) -> np.ndarray:
+def _rules(prize_codes: np.ndarray) -> np.ndarray:
     """What an action does, uint8 (actions * N_CODES * HANDS, 4): new cell ahead, new hands, moves, ends.
 
-    Picking up an object called `prize` ends the episode well.
+    Picking up one of the prizes ends the episode well.
     """
     cell, hands = np.ogrid[:N_CODES, :HANDS]
     kind = KIND_OF_CODE[:, None]
-    colour = cell // N_STATES % N_COLOURS
-    state = cell % N_STATES
+    colour = THING_OF_CODE[:, None] % N_COLOURS
+    state = STATE_OF_CODE[:, None]
     is_door = kind == DOOR_KIND
     table = np.zeros((len(Actions), N_CODES, HANDS, 4), np.uint8)
     # Views of the table's columns, (actions, N_CODES, HANDS).
@@ -385,12 +391,12 @@ def _rules(prize: str | None) -> np.ndarray:
     ends[Actions.forward] = FAILS * is_lava + SUCCEEDS * is_goal
 
     picks_up = np.isin(kind, CARRIED_KINDS) & (hands == 0)
-    hands_after = np.where(picks_up, 1 + (kind - KEY_KIND) * N_COLOURS + colour, hands)
+    hand_of_code = np.zeros(N_CODES, np.int64)
+    hand_of_code[CODE_IN_HANDS] = np.arange(HANDS)
+    hands_after = np.where(picks_up, hand_of_code[cell], hands)
     new_cell[Actions.pickup] = np.where(picks_up, EMPTY_CELL_CODE, cell)
     new_hands[Actions.pickup] = hands_after
-    if prize is not None:
-        kind_in_hand = KIND_OF_CODE[CODE_IN_HANDS[hands_after]]
-        ends[Actions.pickup] = SUCCEEDS * (kind_in_hand == OBJECT_TO_IDX[prize])
+    ends[Actions.pickup] = SUCCEEDS * np.isin(CODE_IN_HANDS[hands_after], prize_codes)
 
     drops = (cell == EMPTY_CELL_CODE) & (hands > 0)
     new_cell[Actions.drop] = np.where(drops, CODE_IN_HANDS[hands], cell)
@@ -403,7 +409,9 @@ def _rules(prize: str | None) -> np.ndarray:
     door_opens = (state != DOOR_LOCKED) | has_key
     toggled_door = np.where(door_opens, opened, cell)
     toggled_door = np.where(state == 0, opened + 1, toggled_door)
+    # A box is replaced by what is in it.
     toggled_other = np.where(kind == BOX_KIND, EMPTY_CELL_CODE, cell)
+    toggled_other[BOX_WITH_KEY, 0] = code(KEY_KIND, np.arange(N_COLOURS))
     new_cell[Actions.toggle] = np.where(is_door, toggled_door, toggled_other)
     return table.reshape(-1, 4)
 

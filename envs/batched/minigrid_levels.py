@@ -6,21 +6,25 @@ same distribution; where KeyCorridor draws doors until all rooms are connected, 
 order. MultiRoom rejects as its original does: chains of rooms that do not fit are dropped, a few thousand at a time.
 
 Source: minigrid 3.2 (Farama Foundation): core/roomgrid.py; envs/empty.py, doorkey.py, fourrooms.py, keycorridor.py,
-multiroom.py. Limits: the registered ids of these five; FourRooms without fixed positions, MultiRoom with a fixed number
-of rooms, KeyCorridor with any object; no moving lava, no boxes with something in them.
+lockedroom.py, multiroom.py, obstructedmaze.py, obstructedmaze_v1.py. Limits: the registered ids of these; FourRooms
+without fixed positions, KeyCorridor with any object; no moving lava, and boxes hold nothing but ObstructedMaze's keys.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, IDX_TO_COLOR, OBJECT_TO_IDX, STATE_TO_IDX
+from minigrid.envs import KeyCorridorEnv, LockedRoomEnv, ObstructedMaze_Full_V1
+from minigrid.envs.obstructedmaze import ObstructedMazeEnv
 from numpy.random import Generator
 
 from envs.minigrid.family import CELL_PART_SIZES
 
 N_OBJECTS, N_COLOURS, N_STATES = CELL_PART_SIZES
-N_CODES = N_OBJECTS * N_COLOURS * N_STATES
+# What a cell can look like.
+N_LOOKS = N_OBJECTS * N_COLOURS * N_STATES
 # The steps (4, 2) along x and y to the right, down, left and up.
 DIRECTIONS = np.array(DIR_TO_VEC)
 
@@ -37,8 +41,24 @@ WALL_CODE = code(OBJECT_TO_IDX["wall"], COLOR_TO_IDX["grey"])
 GOAL_CODE = code(OBJECT_TO_IDX["goal"], COLOR_TO_IDX["green"])
 DOOR_KIND = OBJECT_TO_IDX["door"]
 KEY_KIND = OBJECT_TO_IDX["key"]
+BALL_KIND = OBJECT_TO_IDX["ball"]
+BOX_KIND = OBJECT_TO_IDX["box"]
 DOOR_CLOSED = STATE_TO_IDX["closed"]
 DOOR_LOCKED = STATE_TO_IDX["locked"]
+
+# MiniGrid's encoding hides what is in a box. Codes of our own are a grey box with a key in it, by
+# the key's colour. Table of (N_CODES,): what a code looks like.
+BOX_WITH_KEY = N_LOOKS + np.arange(N_COLOURS)
+N_CODES = N_LOOKS + N_COLOURS
+LOOK_OF_CODE = np.arange(N_CODES)
+LOOK_OF_CODE[BOX_WITH_KEY] = code(BOX_KIND, COLOR_TO_IDX["grey"])
+
+# ObstructedMaze's ball to pick up, and those that stand before its doors.
+BLUE_BALL = code(BALL_KIND, COLOR_TO_IDX["blue"])
+GREEN_BALL = code(BALL_KIND, COLOR_TO_IDX["green"])
+# The columns and lines of its rooms beside the middle one, and of its corners, quarter by quarter.
+SIDE_ROOMS = ((2, 1), (1, 2), (0, 1), (1, 0))
+CORNER_ROOMS = np.array([(2, 0), (2, 2), (0, 2), (0, 0)])
 
 # The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to
 # fit.
@@ -55,11 +75,24 @@ def generate(original: Any, rng: Generator, count: int) -> Levels:
 
 
 def missions(original: Any) -> list[str]:
-    """The missions by their numbers in a level, which are the prize's colour where there is one."""
-    if not hasattr(original, "obj_type"):
-        return [original.mission]
+    """The missions by their numbers in a level: KeyCorridor's by the prize's colour, LockedRoom's by two colours."""
     colours = [IDX_TO_COLOR[colour] for colour in range(N_COLOURS)]
-    return [original._gen_mission(colour, original.obj_type) for colour in colours]
+    if isinstance(original, KeyCorridorEnv):
+        return [original._gen_mission(colour, original.obj_type) for colour in colours]
+    if isinstance(original, LockedRoomEnv):
+        # The locked door's colour, and that of the room with the key.
+        pairs = itertools.product(colours, colours)
+        return [original._gen_mission(door, key_room, door) for door, key_room in pairs]
+    return [original.mission]
+
+
+def prizes(original: Any) -> np.ndarray:
+    """The codes, int64 (K,), of the things that end an episode well when they are picked up."""
+    if isinstance(original, KeyCorridorEnv):
+        return code(OBJECT_TO_IDX[original.obj_type], np.arange(N_COLOURS))
+    if isinstance(original, ObstructedMazeEnv):
+        return np.array([BLUE_BALL])
+    return np.zeros(0, np.int64)
 
 
 def _empty_levels(original: Any, count: int) -> np.ndarray:
@@ -145,15 +178,71 @@ def _generate_four_rooms(original: Any, rng: Generator, count: int) -> Levels:
     return _levels(rng, grid, y, x)
 
 
+class _Rooms:
+    """Levels of equal rooms in columns and lines, `grid` uint8 (P, H, W), while they are furnished.
+
+    Neighbours share a wall, so the walls are `size` cells apart, one less than a room's own size.
+    """
+
+    def __init__(self, original: Any, rng: Generator, count: int) -> None:
+        self._original = original
+        self._rng = rng
+        self._rows = np.arange(count)
+        self.size = original.room_size - 1
+        self.grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
+        self.grid[:, :: self.size, :] = WALL_CODE
+        self.grid[:, :, :: self.size] = WALL_CODE
+
+    def _free_cells(self, column: Any, line: Any) -> np.ndarray:
+        """Bool (P, H, W): the empty cells of a room, whose column and line are int or int (P,)."""
+        room = _rectangle_mask(self.grid, column * self.size, line * self.size, self.size + 1, self.size + 1)
+        return room & (self.grid == EMPTY_CELL_CODE)
+
+    def place(self, column: Any, line: Any, thing: Any) -> None:
+        """Put a thing, one code or codes (P,), on any free cell of a room."""
+        # The original's agent waits in a middle room while things are placed at least two steps
+        # away.
+        original = self._original
+        half = original.room_size // 2
+        wait_x = original.num_cols // 2 * self.size + half
+        wait_y = original.num_rows // 2 * self.size + half
+        y, x = np.ogrid[: original.height, : original.width]
+        is_far = abs(x - wait_x) + abs(y - wait_y) >= 2
+        free = self._free_cells(column, line)
+        thing_y, thing_x = _choose(self._rng, free & is_far)
+        self.grid[self._rows, thing_y, thing_x] = thing
+
+    def add_door(self, column: int, line: int, wall: int, door: Any, blocked: bool = False) -> None:
+        """Put a door, codes (P,), anywhere in a wall, numbered as `DIRECTIONS`; blocked, with a ball before it."""
+        dx, dy = DIRECTIONS[wall]
+        # Along an axis a door is anywhere in the wall (0), at the room's end (1) or its beginning
+        # (-1).
+        place = (self._rng.integers(1, self.size, len(self._rows)), self.size, 0)
+        x = column * self.size + place[dx]
+        y = line * self.size + place[dy]
+        self.grid[self._rows, y, x] = door
+        if blocked:
+            # As in the original the ball replaces what is there.
+            self.grid[self._rows, y - dy, x - dx] = GREEN_BALL
+
+    def levels(self, column: int, line: int) -> Levels:
+        """Levels whose agents begin in one room, and face nothing or a wall."""
+        is_start = self._free_cells(column, line)
+        may_face = (self.grid == EMPTY_CELL_CODE) | (self.grid == WALL_CODE)
+        allowed = []
+        for dx, dy in DIRECTIONS:
+            faced = np.roll(may_face, (-dy, -dx), (1, 2))
+            allowed.append(is_start & faced)
+        direction, y, x = _choose(self._rng, np.stack(allowed, 1))
+        return _levels(self._rng, self.grid, y, x, direction)
+
+
 def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
-    # Neighbouring rooms share a wall, so the walls are `size` cells apart. Rooms form three
-    # columns, of which the middle one is a corridor without inner walls.
-    size = original.room_size - 1
+    # Rooms form three columns, of which the middle one is a corridor without inner walls.
+    rooms = _Rooms(original, rng, count)
+    grid = rooms.grid
+    size = rooms.size
     lines = original.num_rows
-    rows = np.arange(count)
-    grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
-    grid[:, ::size, :] = WALL_CODE
-    grid[:, :, ::size] = WALL_CODE
     grid[:, size:-1:size, size + 1 : 2 * size] = EMPTY_CELL_CODE
 
     # The locked room is in the column on the right.
@@ -161,36 +250,16 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     colour = rng.integers(0, N_COLOURS, count)
     offset = rng.integers(1, size, count)
     door_y = locked_line * size + offset
-    grid[rows, door_y, 2 * size] = code(DOOR_KIND, colour, DOOR_LOCKED)
+    grid[np.arange(count), door_y, 2 * size] = code(DOOR_KIND, colour, DOOR_LOCKED)
 
-    # The original's agent waits in the middle of the corridor while things are placed at least two
-    # steps away.
-    half = original.room_size // 2
-    middle_line = lines // 2
-    wait_x = size + half
-    wait_y = middle_line * size + half
-    y, x = np.ogrid[: original.height, : original.width]
-    is_far = abs(x - wait_x) + abs(y - wait_y) >= 2
     mission = rng.integers(0, N_COLOURS, count)
     prize = code(OBJECT_TO_IDX[original.obj_type], mission)
     key_line = rng.integers(0, lines, count)
-    for column, line, thing in ((2, locked_line, prize), (0, key_line, code(KEY_KIND, colour))):
-        room = _rectangle_mask(grid, column * size, line * size, size + 1, size + 1)
-        free = (grid == EMPTY_CELL_CODE) & room & is_far
-        thing_y, thing_x = _choose(rng, free)
-        grid[rows, thing_y, thing_x] = thing
+    rooms.place(2, locked_line, prize)
+    rooms.place(0, key_line, code(KEY_KIND, colour))
 
-    # The agent begins in the room in the middle, and faces nothing or a wall.
-    middle_room = _rectangle_mask(grid, size, middle_line * size, size + 1, size + 1)
-    is_start = (grid == EMPTY_CELL_CODE) & middle_room
-    may_face = (grid == EMPTY_CELL_CODE) | (grid == WALL_CODE)
-    allowed = []
-    for dx, dy in DIRECTIONS:
-        faced = np.roll(may_face, (-dy, -dx), (1, 2))
-        allowed.append(is_start & faced)
-    direction, agent_y, agent_x = _choose(rng, np.stack(allowed, 1))
+    levels = rooms.levels(1, lines // 2)
     _connect(grid, rng, size, lines, locked_line)
-    levels = _levels(rng, grid, agent_y, agent_x, direction)
     levels["mission"] = mission
     return levels
 
@@ -238,6 +307,83 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
         other_component = component[rows, other[edge]][:, None]
         joined = component[rows]
         component[rows] = np.where(joined == other_component, one_component, joined)
+
+
+def _generate_two_rooms(original: Any, rng: Generator, count: int) -> Levels:
+    rooms = _Rooms(original, rng, count)
+    colour = rng.integers(0, N_COLOURS, count)
+    rooms.add_door(0, 0, 0, code(DOOR_KIND, colour, DOOR_LOCKED), original.blocked)
+    rooms.place(0, 0, _key_code(original, colour))
+    rooms.place(1, 0, BLUE_BALL)
+    return rooms.levels(0, 0)
+
+
+def _generate_obstructed_maze(original: Any, rng: Generator, count: int) -> Levels:
+    rooms = _Rooms(original, rng, count)
+    # The colours in a random order, (colours, P).
+    colours = np.argsort(rng.random((count, N_COLOURS)), axis=1).T
+    # Version 0 places a key right after its door, so the next door's ball may replace it.
+    keys_come_last = isinstance(original, ObstructedMaze_Full_V1)
+    for wall, (column, line) in enumerate(SIDE_ROOMS[: original.num_quarters]):
+        rooms.add_door(1, 1, wall, code(DOOR_KIND, colours[wall], DOOR_CLOSED))
+        keys = []
+        # The locked doors are in the walls to both sides of the way to the middle.
+        for side in (wall - 1, wall + 1):
+            colour = colours[side % N_COLOURS]
+            rooms.add_door(column, line, side % 4, code(DOOR_KIND, colour, DOOR_LOCKED), original.blocked)
+            keys.append(_key_code(original, colour))
+            if not keys_come_last:
+                rooms.place(column, line, keys.pop())
+        for key in keys:
+            rooms.place(column, line, key)
+    corner = rng.integers(0, original.num_quarters, count)
+    ball_column, ball_line = CORNER_ROOMS[corner].T
+    rooms.place(ball_column, ball_line, BLUE_BALL)
+    return rooms.levels(*original.agent_room)
+
+
+def _key_code(original: Any, colour: np.ndarray) -> np.ndarray:
+    """Keys, in boxes if the maze has them, codes (P,)."""
+    return BOX_WITH_KEY[colour] if original.key_in_box else code(KEY_KIND, colour)
+
+
+def _generate_locked_room(original: Any, rng: Generator, count: int) -> Levels:
+    # Three rooms on each side of a hallway, whose walls are `left` and `right`; a room's number is
+    # 2 * line + side.
+    grid = _empty_levels(original, count)
+    rows = np.arange(count)
+    left = original.width // 2 - 2
+    right = original.width // 2 + 2
+    size = original.height // 3
+    grid[:, :, left] = WALL_CODE
+    grid[:, :, right] = WALL_CODE
+    for line in range(3):
+        grid[:, line * size, :left] = WALL_CODE
+        grid[:, line * size, right:] = WALL_CODE
+
+    # All doors have different colours, (P, rooms).
+    colours = np.argsort(rng.random((count, N_COLOURS)), axis=1)
+    locked = rng.integers(0, 6, count)
+    for room in range(6):
+        line, side = divmod(room, 2)
+        x = right if side else left
+        state = np.where(locked == room, DOOR_LOCKED, DOOR_CLOSED)
+        grid[:, line * size + 3, x] = code(DOOR_KIND, colours[:, room], state)
+
+    # The key is in any other room.
+    key_room = (locked + rng.integers(1, 6, count)) % 6
+    door_colour = colours[rows, locked]
+    for room, thing in ((locked, GOAL_CODE), (key_room, code(KEY_KIND, door_colour))):
+        line, side = np.divmod(room, 2)
+        x = side * right + rng.integers(1, left, count)
+        y = line * size + rng.integers(1, size, count)
+        grid[rows, y, x] = thing
+
+    hallway = _rectangle_mask(grid, left, 0, right - left, original.height)
+    y, x = _choose(rng, (grid == EMPTY_CELL_CODE) & hallway)
+    levels = _levels(rng, grid, y, x)
+    levels["mission"] = door_colour * N_COLOURS + colours[rows, key_room]
+    return levels
 
 
 def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
@@ -337,5 +483,9 @@ GENERATORS: dict[str, Callable[[Any, Generator, int], Levels]] = {
     "DoorKeyEnv": _generate_door_key,
     "FourRoomsEnv": _generate_four_rooms,
     "KeyCorridorEnv": _generate_key_corridor,
+    "LockedRoomEnv": _generate_locked_room,
     "MultiRoomEnv": _generate_multi_room,
+    "ObstructedMaze_1Dlhb": _generate_two_rooms,
+    "ObstructedMaze_Full": _generate_obstructed_maze,
+    "ObstructedMaze_Full_V1": _generate_obstructed_maze,
 }

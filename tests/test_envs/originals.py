@@ -7,7 +7,7 @@ from minigrid.core.constants import COLOR_TO_IDX
 from envs.batched.classic import BatchedClassic
 from envs.batched.exploration import BatchedCells, BatchedPeg
 from envs.batched.highway.env import DELTAS, BatchedHighway
-from envs.batched.minigrid import code
+from envs.batched.minigrid import BOX_WITH_KEY, code, missions
 from envs.batched.mujoco import BatchedRobot
 
 
@@ -45,11 +45,19 @@ def robot(inner, derived):
 
 def level(env, original):
     inner, speech = original.unwrapped, original.get_wrapper_attr("speech")
-    grid = code(*inner.grid.encode().astype(np.int64).transpose(2, 1, 0))[None].astype(np.uint8)  # (1, H, W)
-    colour = COLOR_TO_IDX[inner.obj.color] if hasattr(inner, "obj") else 0
+    mission = missions(inner).index(inner.mission)
     x, y = inner.agent_pos
-    state = env._state(grid, [x], [y], np.array([inner.agent_dir]), np.array([colour]))
+    state = env._state(codes_of(inner.grid)[None], [x], [y], np.array([inner.agent_dir]), np.array([mission]))
     return {key: value[0] for key, value in state.items()} | ({"salt": speech.salt} if speech.chatter else {})
+
+
+def codes_of(grid):
+    """The codes of a MiniGrid's cells, uint8 (H, W)."""
+    codes = code(*grid.encode().astype(np.int64).transpose(2, 1, 0)).astype(np.uint8)
+    for place, thing in enumerate(grid.grid):
+        if thing is not None and thing.contains is not None:
+            codes.flat[place] = BOX_WITH_KEY[COLOR_TO_IDX[thing.contains.color]]
+    return codes
 
 
 def traffic(inner):

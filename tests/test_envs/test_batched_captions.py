@@ -18,7 +18,8 @@ GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 FAST_GRIDS = [
     *("MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-Random-6x6-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-DoorKey-8x8-v0"),
     *("MiniGrid-FourRooms-v0", "MiniGrid-KeyCorridorS3R1-v0", "MiniGrid-KeyCorridorS4R3-v0"),
-    *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v1"),
+    *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v1", "MiniGrid-LockedRoom-v0"),
+    *("MiniGrid-ObstructedMaze-1Dlhb-v0", "MiniGrid-ObstructedMaze-2Dlh-v0"),
 ]
 CLASSIC = [
     name
@@ -31,7 +32,7 @@ N = 4
 
 
 def urge(original, rng):
-    """A random action that likes to pick up keys and balls, open doors, and go through them to the goal."""
+    """A random action that likes to pick up keys and balls, open boxes and doors, and go through these to the goal."""
     inner = original.unwrapped
     ahead = inner.grid.get(*inner.front_pos)
     if ahead is not None and rng.random() < 0.8:
@@ -41,6 +42,8 @@ def urge(original, rng):
             return 5
         if ahead.type in ("key", "ball") and inner.carrying is None:
             return 3
+        if ahead.type == "box":
+            return rng.choice([3, 5])
     return rng.choice(7, p=[0.15, 0.15, 0.35, 0.05, 0.1, 0.15, 0.05])
 
 

@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+from originals import codes_of
 
 from envs.batched import PROGRAMS, minigrid
 from envs.make import make
 
-EMPTY, WALL, DOOR, KEY, BALL, GOAL = 1, 2, 4, 5, 6, 8  # MiniGrid's objects
+EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL = 1, 2, 4, 5, 6, 7, 8  # MiniGrid's objects
 SPAN = minigrid.N_COLOURS * minigrid.N_STATES
-SOLVABLE = [name for name in PROGRAMS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four"))]
+SOLVABLE = [
+    name for name in PROGRAMS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four", "Locked"))
+]
 
 
 def draw(env_id, count, seed=0):
@@ -52,13 +55,14 @@ def test_every_level_can_be_solved(env_id):
 
 def features(grid, x, y, direction):
     """How often each object stands in each cell, the agent where and facing where, and how many doors there are."""
-    kind = grid.astype(int) // SPAN
-    where = {thing: (kind == thing).mean(0) for thing in (EMPTY, WALL, DOOR, KEY, BALL, GOAL)}
+    kind = minigrid.KIND_OF_CODE[grid]
+    where = {thing: (kind == thing).mean(0) for thing in (EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL)}
     agent = np.zeros((4, *grid.shape[1:]))
     np.add.at(agent, (direction, y, x), 1 / len(grid))
     doors = np.bincount((kind == DOOR).sum((1, 2)), minlength=12) / len(grid)
     codes = np.bincount(grid.ravel(), minlength=minigrid.N_CODES) / len(grid)
-    return {**where, "agent": agent, "doors": doors, "door colours": codes[DOOR * SPAN : (DOOR + 1) * SPAN] / 4}
+    door_colours = codes[DOOR * SPAN : (DOOR + 1) * SPAN] / 4
+    return {**where, "agent": agent, "doors": doors, "door colours": door_colours, "boxes": codes[-6:] / 4}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,10 @@ def features(grid, x, y, direction):
         "MiniGrid-KeyCorridorS4R3-v0",
         "MiniGrid-MultiRoom-N4-S5-v1",
         "MiniGrid-FourRooms-v0",
+        "MiniGrid-LockedRoom-v0",
+        "MiniGrid-ObstructedMaze-1Dl-v0",
+        "MiniGrid-ObstructedMaze-2Dlhb-v0",
+        "MiniGrid-ObstructedMaze-Full-v1",
     ],
 )
 def test_things_stand_where_minigrid_puts_them_as_often(env_id):
@@ -77,8 +85,7 @@ def test_things_stand_where_minigrid_puts_them_as_often(env_id):
     inner.reset(seed=0)
     for _ in range(count):
         inner._gen_grid(inner.width, inner.height)
-        things = np.array([(1, 0, 0) if thing is None else thing.encode() for thing in inner.grid.grid])
-        grids.append(minigrid.code(*things.T).reshape(inner.height, inner.width))
+        grids.append(codes_of(inner.grid))
         places.append((*inner.agent_pos, inner.agent_dir))
     theirs = features(np.array(grids), *np.array(places).T)
     level = draw(env_id, 4000)
@@ -94,6 +101,20 @@ def test_keycorridor_tells_the_colour_of_its_ball():
     kind = level["grid"] // SPAN
     assert np.array_equal((level["grid"] // minigrid.N_STATES % minigrid.N_COLOURS)[kind == BALL], level["mission"])
     assert set(level["mission"]) == set(range(6))
+
+
+def test_each_locked_door_of_a_maze_has_a_key_in_a_box_or_under_a_ball():
+    colours = {}
+    for version in ("v0", "v1"):
+        grid = draw(f"MiniGrid-ObstructedMaze-2Dlhb-{version}", 300)["grid"].reshape(300, -1)
+        locked = np.isin(grid, minigrid.code(DOOR, np.arange(6), minigrid.DOOR_LOCKED))
+        doors = [set(row[mask] // minigrid.N_STATES % 6) for row, mask in zip(grid, locked)]
+        keys = [set(row[row >= minigrid.N_LOOKS] - minigrid.N_LOOKS) for row in grid]
+        assert all(key <= door and len(door) == 2 for key, door in zip(keys, doors))
+        colours[version] = [len(key) for key in keys]
+    # One of the sixteen cells of a room is before the second door; then the first key is lost, as MiniGrid has it.
+    assert set(colours["v1"]) == {2}
+    assert 5 < colours["v0"].count(1) < 40
 
 
 def test_six_rooms_have_five_doors_of_more_than_one_colour():

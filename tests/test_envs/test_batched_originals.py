@@ -17,13 +17,14 @@ GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 FAST_GRIDS = [
     *("MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-Random-6x6-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-DoorKey-8x8-v0"),
     *("MiniGrid-FourRooms-v0", "MiniGrid-KeyCorridorS3R1-v0", "MiniGrid-KeyCorridorS4R3-v0"),
-    *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v1"),
+    *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v1", "MiniGrid-LockedRoom-v0"),
+    *("MiniGrid-ObstructedMaze-1Dlhb-v0", "MiniGrid-ObstructedMaze-2Dlh-v0"),
 ]
 N = 4
 
 
 def urge(original, rng):
-    """A random action that likes to pick up keys and balls, open doors, and go through them to the goal."""
+    """A random action that likes to pick up keys and balls, open boxes and doors, and go through these to the goal."""
     inner = original.unwrapped
     if not hasattr(inner, "grid"):
         return original.action_space.sample()
@@ -35,6 +36,8 @@ def urge(original, rng):
             return 5
         if ahead.type in ("key", "ball") and inner.carrying is None:
             return 3
+        if ahead.type == "box":
+            return rng.choice([3, 5])
     return rng.choice(7, p=[0.15, 0.15, 0.35, 0.1, 0.03, 0.2, 0.02])
 
 
@@ -116,6 +119,33 @@ def test_the_wanted_ball_in_hand_ends_keycorridor_and_a_key_does_not():
     assert np.array_equal(infos["final_obs"][0], expected[0][0])
     assert np.array_equal(answers[0][1], expected[1][0])
     assert infos["final_info"]["is_success"].tolist() == [True, False]
+
+
+def test_a_box_is_carried_put_down_and_opened_and_its_key_leads_to_the_ball():
+    env_id = "MiniGrid-ObstructedMaze-1Dlhb-v0"
+    env, original = make_batched(env_id, 1), make(env_id, seed=0)
+    original.reset()
+    inner = original.unwrapped
+    things = {(thing.type, thing is inner.obj): thing for thing in inner.grid.grid if thing is not None}
+    # From the agent to the right: the box, the locked door, and behind it the blue ball. Above the agent, a green one.
+    inner.agent_pos, inner.agent_dir = (1, 2), 0
+    places = {("box", False): (2, 2), ("door", False): (4, 2), ("ball", True): (5, 2), ("ball", False): (1, 1)}
+    for name in places:
+        inner.grid.grid[inner.grid.grid.index(things[name])] = None
+    for name, place in places.items():
+        inner.grid.set(*place, things[name])
+    load(env, [original])
+    # The green ball ends nothing, and with it in hand nothing else is picked up; the box is carried to the door,
+    actions = [0, 3, 1, 3, 0, 4, 1, 3, 4, 3, 2, 4]
+    # and opened; its key opens the door, and is put down before the blue ball is picked up.
+    actions += [5, 3, 2, 5, 4, 0, 0, 4, 0, 0, 2, 3]
+    for step, action in enumerate(actions, 1):
+        obs, rewards, terminations, _, infos = env.step([action])
+        expected, reward, terminated, *_ = original.step(action)
+        assert np.array_equal(infos["final_obs"][0] if terminated else obs[0], expected)
+        assert (rewards[0], terminations[0]) == (np.float32(reward), terminated)
+        assert terminated == (step == len(actions))
+    assert rewards[0] == np.float32(1 - 0.9 * len(actions) / 288)
 
 
 @pytest.mark.parametrize("mission", ["words", "drop"])
