@@ -365,10 +365,10 @@ def _generate_locked_room(original: Any, rng: Generator, count: int) -> Levels:
     colours = np.argsort(rng.random((count, N_COLOURS)), axis=1)
     locked = rng.integers(0, 6, count)
     for room in range(6):
-        line, side = divmod(room, 2)
-        x = right if side else left
+        door_x = right if room % 2 else left
+        door_y = room // 2 * size + 3
         state = np.where(locked == room, DOOR_LOCKED, DOOR_CLOSED)
-        grid[:, line * size + 3, x] = code(DOOR_KIND, colours[:, room], state)
+        grid[:, door_y, door_x] = code(DOOR_KIND, colours[:, room], state)
 
     # The key is in any other room.
     key_room = (locked + rng.integers(1, 6, count)) % 6
