@@ -374,9 +374,8 @@ def _generate_locked_room(original: Any, rng: Generator, count: int) -> Levels:
     key_room = (locked + rng.integers(1, 6, count)) % 6
     door_colour = colours[rows, locked]
     for place, thing in ((locked, GOAL_CODE), (key_room, code(KEY_KIND, door_colour))):
-        line, side = np.divmod(place, 2)
-        x = side * right + rng.integers(1, left, count)
-        y = line * size + rng.integers(1, size, count)
+        x = place % 2 * right + rng.integers(1, left, count)
+        y = place // 2 * size + rng.integers(1, size, count)
         grid[rows, y, x] = thing
 
     hallway = _rectangle_mask(grid, left, 0, right - left, original.height)
