@@ -140,7 +140,7 @@ class SQIRL(BaseAgent):
         sizes = (1, inputs, config.net_arch, self.encoding.action_size)
         nets = [Stacked(*sizes, seed=seed + depth) for depth in range(config.k)]
         self.nets = nn.ModuleList(nets).to(self.device)
-        self.flats = [Flat.over(list(net.parameters())) for net in self.nets]
+        self.flats = [Flat.of_parameters(list(net.parameters())) for net in self.nets]
         stages = Stages(Stacked(*sizes, seed=seed), inputs)
         self.policy = stages.to(self.device)
         self.steps = Steps(self.envs, seed, self.scorer)

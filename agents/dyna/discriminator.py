@@ -77,7 +77,7 @@ class Discriminator(Stateful):
         self.panel = panel.to(self.device)
         self.panel.requires_grad_(False)
         self.scaler = Scaler(width).to(self.device)
-        self._flat = Flat.over(self.judge.weights())  # type: ignore[arg-type]
+        self._flat = Flat.of_parameters(self.judge.weights())  # type: ignore[arg-type]
         # `choose` keeps no outcome with a reward below it.
         self.threshold = torch.tensor(config.threshold or 0.0, device=self.device)
         # Rows there were when the scalers were set, and snapshots taken so far.

@@ -129,7 +129,7 @@ class DynamicsEnsemble(Stateful):
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.net: Any = self._networks(encoding, seed).to(self.device)
-        self._flat = Flat.over(list(self.net.parameters()))
+        self._flat = Flat.of_parameters(list(self.net.parameters()))
         # Views of the flat vector for `step`, which need no gradient.
         self._weights = [p.detach() for p in self.net.parameters()]
         # Rows there were when the scalers were set, and how often they were.

@@ -392,7 +392,7 @@ class RewardHead(Stateful):
         self.device = torch.device(device)
         net = seeded_mlp((inputs, 128, 128, 1), seed)
         self.net = net.to(self.device)
-        self._flat = Flat.over(list(self.net.parameters()))
+        self._flat = Flat.of_parameters(list(self.net.parameters()))
         # Of the features (I), and of the rewards.
         self.mean = torch.zeros(inputs, device=self.device)
         self.std = torch.ones(inputs, device=self.device)

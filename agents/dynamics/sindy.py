@@ -96,7 +96,7 @@ class Sindy(Stateful):
         self._generator = torch.Generator(self.device).manual_seed(seed)
         head = seeded_mlp((2 * d + actions, 64, 64, 1), seed)
         self.head = head.to(self.device)
-        self._flat = Flat.over(list(self.head.parameters()))
+        self._flat = Flat.of_parameters(list(self.head.parameters()))
         p = len(self.library.terms)
         # What a fit finds. Rows of coefficients are the changes, then the reward; `middle` is the members' median.
         # `shift` is the mean or 0, `change` the standard deviation of the changes.

@@ -185,7 +185,7 @@ class Critics(Stateful):
         )
         self.critic = critic.to(self.device)
         parameters = list(self.critic.parameters())
-        self.critic_flat = Flat.over(parameters)
+        self.critic_flat = Flat.of_parameters(parameters)
         self.target_flat = self.critic_flat.value.clone()
         pieces = self.target_flat.split([parameter.numel() for parameter in parameters])
         self.target = [piece.view_as(like) for piece, like in zip(pieces, parameters)]
@@ -415,7 +415,7 @@ class SoftActorCritic(Critics):
         raw_of_one = math.atanh((MIN_LOG_STD + MAX_LOG_STD) / (MIN_LOG_STD - MAX_LOG_STD))
         with torch.no_grad():
             self.actor.stack[-1][..., action_size:] += raw_of_one
-        self.actor_flat = Flat.over(list(self.actor.parameters()))
+        self.actor_flat = Flat.of_parameters(list(self.actor.parameters()))
         self.learned_alpha = str(config.entropy).startswith("auto")
         alpha = config.first_alpha()
         log_alpha = -math.inf

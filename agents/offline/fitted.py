@@ -86,7 +86,7 @@ def _fit(
 ) -> Stacked:
     """Networks of values (K, B, 1) of states and actions (B, I), after so many minibatches of these rows (N, ...)."""
     q = Stacked(FITTED_NETWORKS, inputs.shape[1], FITTED_UNITS, 1, norm="layer", seed=seed)
-    flat = Flat.over(list(q.parameters()))
+    flat = Flat.of_parameters(list(q.parameters()))
     target_flat = flat.value.clone()
     sizes = [parameter.numel() for parameter in q.parameters()]
     pieces = target_flat.split(sizes)

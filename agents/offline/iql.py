@@ -165,7 +165,7 @@ class IQL(Predictor):
     def _flatten(self) -> Flat:
         """All parameters that are learned as one vector, with a fresh optimiser."""
         learned = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
-        return Flat.over(learned)
+        return Flat.of_parameters(learned)
 
     def extra_state(self) -> dict[str, Any]:
         return self.kept

@@ -118,11 +118,11 @@ class PPO(BaseAgent):
         self.policy = policy.to(self.device)
         # The network whose weights an update moves; where another one acts, it has a learner of its own.
         self.learnt = self.schedule.network_to_train(self.policy)
-        self.flat = Flat.over(self.learnt.ordered())
+        self.flat = Flat.of_parameters(self.learnt.ordered())
         self.learner = make_learner(self.learnt, self.flat, self.config, self.envs)
         self.actor = self.learner
         if self.learnt is not self.policy:
-            flat = Flat.over(self.policy.ordered())
+            flat = Flat.of_parameters(self.policy.ordered())
             self.actor = make_learner(self.policy, flat, self.config, self.envs)
         # For what needs gradients that the learner does not take.
         self.autograd = TorchUpdate(self.learnt, self.flat, self.config)

@@ -165,7 +165,7 @@ class Behaviour(nn.Module):
         self._flats: dict[str, Flat] = {}
         for name, attribute in self.networks.items():
             parameters = getattr(self, attribute).parameters()
-            self._flats[name] = Flat.over(list(parameters))
+            self._flats[name] = Flat.of_parameters(list(parameters))
         return self._flats
 
     def descend(self, loss: Tensor, *names: str) -> None:

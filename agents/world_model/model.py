@@ -131,7 +131,7 @@ class LatentModel(nn.Module):
         if self.slow is not None:
             excluded |= {id(p) for p in self.slow.parameters()}
         model = [p for p in self.parameters() if id(p) not in excluded]
-        return {"model": Flat.over(model), "reward": Flat.over(reward)}
+        return {"model": Flat.of_parameters(model), "reward": Flat.of_parameters(reward)}
 
     @torch.no_grad()
     def catch_up(self) -> None:

@@ -58,7 +58,7 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
     # Images are read only where they are wanted: they are much larger than all else.
     cameras_in_rows = [name for name in cameras if features[name][0] == "image"]
     table_columns = [*columns, *cameras_in_rows]
-    tables = [_table(path, table_columns) for path in _parquet_files(folder / "data")]
+    tables = [_read_table(path, table_columns) for path in _parquet_files(folder / "data")]
     rows = {}
     for name in columns:
         shape: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
 
 def read_progress(path: Path) -> dict[int, np.ndarray]:
     """Episode -> the progress at each of its frames, float32 (T,): a file that a reward model of LeRobot wrote."""
-    table = _table(path)
+    table = _read_table(path)
     columns = [name for name in PROGRESS_COLUMNS if name in table.column_names]
     if not columns or not {"episode_index", "frame_index"} <= set(table.column_names):
         has = ", ".join(table.column_names)
@@ -231,7 +231,7 @@ def _parquet_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _table(path: Path, columns: list[str] | None = None) -> Any:
+def _read_table(path: Path, columns: list[str] | None = None) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -270,7 +270,7 @@ def _tasks(folder: Path) -> list[str]:
         return [str(json.loads(line)["task"]) for line in read_text(lines).splitlines() if line]
     table = folder / "meta" / "tasks.parquet"
     if table.is_file():
-        columns = _table(table).to_pydict()
+        columns = _read_table(table).to_pydict()
         # pandas stores the index, which the tasks may be, in a column of this name.
         return list(map(str, columns.get("task", columns.get("__index_level_0__", []))))
     return []
@@ -292,7 +292,7 @@ def _video_places(folder: Path, camera: str, fps: float) -> dict[int, tuple[Path
         keys.insert(0, "episode_index")
         camera_folder = folder / "videos" / Path(camera).name
         for path in _parquet_files(episodes):
-            columns = _table(path, keys).to_pydict()
+            columns = _read_table(path, keys).to_pydict()
             for number, chunk, file, begin in zip(*map(columns.get, keys)):
                 video = camera_folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
                 places[number] = (video, round(begin * fps))

@@ -21,7 +21,7 @@ class Flat(Stateful):
 
     Example:
         >>> weight = nn.Parameter(torch.tensor([1.0, -1.0]))
-        >>> flat = Flat.over([weight])
+        >>> flat = Flat.of_parameters([weight])
         >>> weight.square().sum().backward()
         >>> flat.step(0.1)
         >>> [round(x, 3) for x in weight.tolist()]
@@ -41,8 +41,8 @@ class Flat(Stateful):
         self.on_host = value.device.type == "cpu"
 
     @classmethod
-    def over(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> "Flat":
-        """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
+    def of_parameters(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> "Flat":
+        """A flat vector of parameters, which become views of it in order: a write into one is a write into both."""
         values = [parameter.detach().reshape(-1) for parameter in parameters]
         flat = cls(torch.cat(values or [torch.zeros(0)]), epsilon)
         begin = 0

@@ -161,8 +161,8 @@ class Hilbert(Whitened):
         size = config.batch_size
         gamma = config.discount
         target = copy.deepcopy(self).requires_grad_(False)
-        target_weights = Flat.over(list(target.parameters()), epsilon=1e-8)
-        weights = Flat.over(list(self.parameters()), epsilon=1e-8)
+        target_weights = Flat.of_parameters(list(target.parameters()), epsilon=1e-8)
+        weights = Flat.of_parameters(list(self.parameters()), epsilon=1e-8)
         for _ in range(config.steps):
             rows = rng.integers(len(x), size=size)
             later_rows = np.minimum(rows + rng.geometric(1 - gamma, size) - 1, ends[rows])

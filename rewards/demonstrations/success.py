@@ -93,7 +93,7 @@ class Success(Latent):
         self.goals, self.others = self._read_recordings()
         self.classifier = Classifier(self.size, config.hidden, torch.Generator().manual_seed(self.seed))
         self.classifier.to(self.device).measure(np.concatenate([self.goals[0], self.others[0]]))
-        self.optimizer = Flat.over(list(self.classifier.parameters()), epsilon=1e-8)
+        self.optimizer = Flat.of_parameters(list(self.classifier.parameters()), epsilon=1e-8)
         if len(self.others[0]):
             self.learn(self.others[0], config.steps)
 

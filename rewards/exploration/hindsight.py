@@ -78,7 +78,7 @@ class Hindsight(Forward):
         right = self.head(config.chance, hidden, hidden)
         self.critic = torch.nn.ModuleList([left, right])
         self.train_on(*self.trained_networks())
-        self.critic_optimizer = Flat.over(list(self.critic.parameters()), epsilon=1e-8)
+        self.critic_optimizer = Flat.of_parameters(list(self.critic.parameters()), epsilon=1e-8)
         self.negatives = Bank(config.bank, config.chance)
 
     def trained_networks(self) -> list[torch.nn.Module]:

@@ -117,7 +117,7 @@ class Learned(Reward):
         self.trained: list[nn.Parameter] = []
         for module in modules:
             self.trained += module.parameters()
-        self.optimizer = Flat.over(self.trained, epsilon=1e-8)
+        self.optimizer = Flat.of_parameters(self.trained, epsilon=1e-8)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""

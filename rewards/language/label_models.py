@@ -201,7 +201,7 @@ class LabelModel(Stateful):
         self.rng = np.random.default_rng(seed)
         kind = _NGrams if encoder == "ngrams" else _CharCNN
         self.net: _NGrams | _CharCNN = kind(self.generator).to(device).eval()
-        self.optimizer = Flat.over(list(self.net.parameters()), epsilon=1e-8)
+        self.optimizer = Flat.of_parameters(list(self.net.parameters()), epsilon=1e-8)
 
     @torch.no_grad()
     def predict(self, items: Sequence[Item]) -> np.ndarray:

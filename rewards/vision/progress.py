@@ -193,7 +193,7 @@ class Hops(Whitened):
         last = x[last_rows]
         distance = (last - last.mean(0)).square().sum(1)
         self.goal.copy_(last[distance.argmin()])
-        flat = Flat.over(list(self.parameters()), epsilon=1e-8)
+        flat = Flat.of_parameters(list(self.parameters()), epsilon=1e-8)
         # All pairs are drawn at once: (steps, 2, batch_size), the second axis being p and q.
         pairs = rng.integers(0, len(states), (config.steps, 2, config.batch_size))
         hops = hop_between(progress[pairs[:, 0]], progress[pairs[:, 1]])

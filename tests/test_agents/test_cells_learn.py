@@ -27,7 +27,7 @@ class Learner:
             torch.default_generator.manual_seed(1)
             self.cell = CELLS[kind](self.g)
             self.decoder = torch.nn.Linear(self.cell.size, PLACES)
-        self.flat = Flat.over([*self.cell.parameters(), *self.decoder.parameters()])
+        self.flat = Flat.of_parameters([*self.cell.parameters(), *self.decoder.parameters()])
         self.first = torch.zeros(L, B, dtype=torch.bool)
         self.first[0] = True
 

@@ -95,7 +95,7 @@ def test_a_decoder_learns_to_show_what_it_was_shown():
     vector = torch.tensor([[1.0, 0.0], [0.0, 300.0]])
     pictures = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     pictures[0, 0, :4], pictures[1, 0, :, 2] = 255, 255
-    flat, losses = Flat.over([*encoder.parameters(), *decoder.parameters()]), []
+    flat, losses = Flat.of_parameters([*encoder.parameters(), *decoder.parameters()]), []
     for _ in range(80):
         loss = decoder.loss(encoder(vector, {"eye0": pictures}), vector, {"eye0": pictures}).mean()
         flat.grad.zero_()

@@ -38,7 +38,7 @@ def learner(
     net.obs_mean += 0.3
     net.obs_scale *= 20.0
     config = PPOConfig(learning_rate=1e-3, entropy_weight=entropy_weight, activation=activation)
-    return cls(net, Flat.over(net.ordered()), config)
+    return cls(net, Flat.of_parameters(net.ordered()), config)
 
 
 def rollout(twin, rows=60, seed=0, vector=None):
@@ -219,7 +219,7 @@ def test_adam_on_the_flat_vector_is_torch_s_adam():
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
     theirs.load_state_dict(ours.state_dict())
-    flat = Flat.over(list(ours.parameters()))
+    flat = Flat.of_parameters(list(ours.parameters()))
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
     for number in range(20):
         x = torch.randn(8, 4) * (number + 1)

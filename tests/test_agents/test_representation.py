@@ -92,7 +92,7 @@ def test_the_multiplier_falls_when_the_budget_is_not_spent_and_a_nan_leaves_it()
 
 
 def learned(model, features, after, action, steps=150):
-    flat = Flat.over(list(model.parameters()))
+    flat = Flat.of_parameters(list(model.parameters()))
     for _ in range(steps):
         flat.grad.zero_()
         (-model.log_prob(features, after, action).mean()).backward()

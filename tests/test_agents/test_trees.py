@@ -126,7 +126,7 @@ def test_beyond_their_limit_trees_are_replaced_by_half_as_many():
 def policy(action_space, streams=1, **changes):
     torch.manual_seed(0)
     net = TreePolicy(Inputs(spaces.Box(-9, 9, (1,))), Actions(action_space), streams, 2)
-    return TreesUpdate(net, Flat.over(net.ordered()), PPOConfig(net="trees", tree_depth=2, **changes))
+    return TreesUpdate(net, Flat.of_parameters(net.ordered()), PPOConfig(net="trees", tree_depth=2, **changes))
 
 
 def test_a_minibatch_moves_the_outputs_by_the_gradient_of_each_row():

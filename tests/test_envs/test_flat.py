@@ -19,14 +19,15 @@ def net(seed=0):
 def test_it_goes_on_from_the_state_of_torchs_own_adam():
     x = torch.linspace(-1, 1, 15).view(5, 3)
     theirs, ours = net(), net()
-    adam, flat = torch.optim.Adam(theirs.parameters(), lr=0.1), Flat.over(list(ours.parameters()), epsilon=1e-8)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    flat = Flat.of_parameters(list(ours.parameters()), epsilon=1e-8)
     flat.load_state_dict(adam.state_dict())  # nothing learned yet
     for step in range(4):
         for model in (theirs, ours):
             model.zero_grad(set_to_none=False)
             model(x).square().mean().backward()
         if step == 2:
-            flat = Flat.over(list(ours.parameters()), epsilon=1e-8)
+            flat = Flat.of_parameters(list(ours.parameters()), epsilon=1e-8)
             flat.load_state_dict(adam.state_dict())
             flat.grad.zero_()
             ours(x).square().mean().backward()

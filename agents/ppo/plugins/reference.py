@@ -56,7 +56,7 @@ class Reference(Penalty):
         self.net = copy.deepcopy(agent.policy)
         if not self.is_start:
             copy_policy(self.net, _read_policy(agent, config.reference))
-        flat = Flat.over(self.net.ordered())
+        flat = Flat.of_parameters(self.net.ordered())
         self.learner = TorchUpdate(self.net, flat, config)
 
     @classmethod
