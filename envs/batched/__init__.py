@@ -68,6 +68,7 @@ _ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noi
 _SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
 _PEG = Program("envs.batched.exploration:BatchedPeg", _names("eps"))
 _GRID = Program("envs.batched.minigrid:BatchedMiniGrid", modalities=_names("text"))
+_CHAIN = Program(_GRID.path, _names("minNumRooms maxNumRooms maxRoomSize"), _GRID.modalities)
 _ROAD = Program("envs.batched.highway.env:BatchedHighway", _names("config"), _names("frame_size signals"))
 _GAME = Program(
     "envs.batched.nethack:BatchedNetHack",
@@ -94,7 +95,7 @@ def _robot(name: str) -> Program:
 PROGRAMS: dict[str, Program] = {env_id: _classic_program(env_id) for env_id in _CLASSIC.split()}
 for _name, _sizes in _GRIDS.items():
     for _size in _sizes.split():
-        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _GRID
+        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _CHAIN if _name == "MultiRoom" else _GRID
 PROGRAMS["lodestar/NoisyRooms-v0"] = _ROOMS
 PROGRAMS["lodestar/DeepSea-v0"] = _SEA
 PROGRAMS["lodestar/Peg-v0"] = _PEG

@@ -61,9 +61,10 @@ SIDE_ROOMS = ((2, 1), (1, 2), (0, 1), (1, 0))
 CORNER_ROOMS = np.array([(2, 0), (2, 2), (0, 2), (0, 0)])
 
 # The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to
-# fit.
+# fit. So many chains of rooms are tried at once at most.
 MIN_ROOM_SIZE = 4
 ROOM_TRIES = 8
+MAX_CHAIN_TRIES = 2**15
 
 
 def generate(original: Any, rng: Generator, count: int) -> Levels:
@@ -386,10 +387,28 @@ def _generate_locked_room(original: Any, rng: Generator, count: int) -> Levels:
 
 
 def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
-    rooms: np.ndarray = np.zeros((0, original.maxNumRooms, 6), np.int64)
+    n_rooms = rng.integers(original.minNumRooms, original.maxNumRooms + 1, count)
+    numbers, counts = np.unique(n_rooms, return_counts=True)
+    # Levels of equally many rooms are made together, so they come in the order of their numbers.
+    parts = [_generate_rooms(original, rng, *pair) for pair in zip(numbers.tolist(), counts.tolist())]
+    place = np.argsort(np.argsort(n_rooms, kind="stable"))
+    levels = {}
+    for name in parts[0]:
+        joined = np.concatenate([part[name] for part in parts])
+        levels[name] = joined[place]
+    return levels
+
+
+def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> Levels:
+    """`count` levels of MultiRoom with so many rooms each."""
+    rooms: np.ndarray = np.zeros((0, n_rooms, 6), np.int64)
+    tries = 4 * count
     while len(rooms) < count:
-        chains = _generate_chains(original, rng, 4 * count)
+        chains = _generate_chains(original, rng, n_rooms, tries)
         rooms = np.concatenate([rooms, chains])
+        # Of 12 rooms of up to 10 cells one chain in 1,200 fits.
+        if 2 * len(rooms) < count:
+            tries = min(2 * tries, MAX_CHAIN_TRIES)
     rooms = rooms[:count]
     rows = np.arange(count)
     grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
@@ -413,8 +432,8 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
     return _levels(rng, grid, y, x)
 
 
-def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
-    """Try `count` times to chain rooms; int64 (K, rooms, 6), left, top, width, height, door x, door y, of what fits.
+def _generate_chains(original: Any, rng: Generator, n_rooms: int, count: int) -> np.ndarray:
+    """Try `count` times to chain rooms; int64 (K, n_rooms, 6), left, top, width, height, door x and y, of what fits.
 
     As in the original each room has eight tries, of which the first that fits counts, and no chain is taken back.
     """
@@ -426,7 +445,7 @@ def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
     # left, up.
     entry = np.full(count, 2)
     fits = _fits(original, rooms, rooms[:, :0])[:, 0]
-    for _ in range(original.maxNumRooms - 1):
+    for _ in range(n_rooms - 1):
         rooms = rooms[fits]
         entry = entry[fits]
         rows = np.arange(len(rooms))

@@ -5,7 +5,7 @@ import pytest
 from originals import codes_of
 
 from envs.batched import PROGRAMS, minigrid
-from envs.make import make
+from envs.make import make, make_vec
 
 EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL = 1, 2, 4, 5, 6, 7, 8  # MiniGrid's objects
 SPAN = minigrid.N_COLOURS * minigrid.N_STATES
@@ -14,8 +14,8 @@ SOLVABLE = [
 ]
 
 
-def draw(env_id, count, seed=0):
-    return minigrid.generate(make(env_id).unwrapped, np.random.default_rng(seed), count)
+def draw(env_id, count, seed=0, **options):
+    return minigrid.generate(make(env_id, **options).unwrapped, np.random.default_rng(seed), count)
 
 
 def reach(start, passable):
@@ -122,6 +122,20 @@ def test_six_rooms_have_five_doors_of_more_than_one_colour():
     doors = [row[(row // SPAN) == DOOR] for row in level["grid"]]
     assert {len(row) for row in doors} == {5}
     assert all(len(set(row)) > 1 for row in doors)
+
+
+def test_multiroom_has_as_many_rooms_as_one_asks_for():
+    options = {"minNumRooms": 7, "maxNumRooms": 7, "maxRoomSize": 8}
+    env = make_vec("MiniGrid-MultiRoom-N6-v0", 4, backend="auto", **options)
+    assert isinstance(env, minigrid.BatchedMiniGrid)
+    assert env.max_steps == 140
+    env.reset()
+    assert (minigrid.KIND_OF_CODE[env.state["grid"]] == DOOR).sum(1).tolist() == [6] * 4
+    # Two, three or four rooms, each number as often, in any order.
+    grid = draw("MiniGrid-MultiRoom-N6-v0", 900, minNumRooms=2, maxNumRooms=4, maxRoomSize=8)["grid"]
+    doors = (minigrid.KIND_OF_CODE[grid] == DOOR).sum((1, 2))
+    assert all(abs((doors == number).sum() - 300) < 60 for number in (1, 2, 3))
+    assert 0.3 < (doors[1:] == doors[:-1]).mean() < 0.37
 
 
 def test_a_level_is_drawn_from_the_seed_alone():
