@@ -42,6 +42,8 @@ from envs.transitions import map_obs
 from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.state import Weights, all_finite, get_state, set_state
 
+# With path=auto so many updates are made by torch: a minute with two layers of 256.
+TORCH_UPDATES = 10_000
 # Counters and metrics, path in the saved state -> attribute; they outlive a change of the reward.
 LOG_STATE = {
     "counters.timesteps": "num_timesteps",
@@ -292,17 +294,22 @@ class Dyna(BaseAgent):
                 real = self.replay.lower_bounds(real, lambda *rows: self.learner.q(*rows).mean(0))
             parts.insert(0, real)
         warms_up = self.num_timesteps <= self.config.actor_from
-        metrics = None
-        if not warms_up:
-            metrics = compiled.updates(self.learner, parts, count, self._n_updates)
-        if metrics is not None:
-            return metrics
+        if self._compiles and not warms_up:
+            metrics = compiled.updates(self.learner, parts, count)
+            if metrics is not None:
+                return metrics
         metrics = {}
         for i in range(count):
             with_actor = not warms_up and (self._n_updates + i + 1) % self.config.actor_every == 0
             learn = self._learn if with_actor else self._learn_critics
             metrics |= learn(_minibatch(parts, i, count))
         return metrics
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether a compiled call makes the next updates, and no longer torch."""
+        path = self.config.path
+        return path == "numba" or (path == "auto" and self._n_updates >= TORCH_UPDATES)
 
     def dump_logs(self, iteration: int = 0) -> None:
         self.record({f"train/{name}": value for name, value in self.means.read().items()})

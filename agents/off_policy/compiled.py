@@ -23,20 +23,16 @@ from agents.replay.replay import Rows
 from lodestar.numerics.compiled import kernel, warn_once
 from lodestar.numerics.flat import Flat
 
-# With path=auto so many updates are made by torch: a minute with two layers of 256.
-TORCH_UPDATES = 10_000
 LEARNER_NAME = "the update of actor and critics"
 METRIC_NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")
 
 
-def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: int) -> dict[str, Tensor] | None:
-    """`count` updates after `made`, and the last one's metrics; None where the usual path makes them.
+def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Tensor] | None:
+    """`count` updates, and the last one's metrics; None where the usual path makes them.
 
     Each minibatch is the next piece of all parts, which are real transitions and imagined ones.
     """
     config = learner.config
-    if config.path == "torch" or (config.path == "auto" and made < TORCH_UPDATES):
-        return None
     if not ClosedFormUpdate.fits(learner) or config.bounded_targets or config.actor_every > 1:
         if config.path == "numba":
             where = "torch, as agent.path=numba is for plain critics with ReLUs and no further options, on the CPU"
@@ -109,13 +105,12 @@ def _learn_policy(compiled: Any, critics: Critics, rows: list[Any], count: int) 
     return metrics
 
 
-def _merge_minibatches(parts: Sequence[Rows | None], count: int) -> list[np.ndarray]:
+def _merge_minibatches(parts: Sequence[Rows], count: int) -> list[np.ndarray]:
     """Observations, actions, rewards, successors and discounts of all minibatches, one after another."""
-    given = [part for part in parts if part is not None]
     columns = []
     for field in ("obs", "action", "reward", "next_obs", "discount"):
         pieces = []
-        for part in given:
+        for part in parts:
             column = getattr(part, field)
             pieces.append(column.view(count, -1, *column.shape[1:]))
         merged = torch.cat(pieces, 1).flatten(0, 1).numpy()

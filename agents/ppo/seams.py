@@ -118,6 +118,8 @@ class Learner(ABC):
 
         def scheduled_value(name: str) -> float:
             setting = getattr(self.config, name)
+            if isinstance(setting, int | float):
+                return float(setting)
             return float(Schedule(setting, self.config.prefix + name, total_timesteps)(timesteps))
 
         self.learning_rate = scheduled_value("learning_rate")

@@ -35,6 +35,8 @@ from rewards.exploration.compiled.tape import Compiled, Tape, Units
 # Filters, width and stride of each layer, from Mnih et al. 2015.
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = 36  # pixels; the smallest image that they take
+# In units of `Learned.work_done`: five seconds in torch, which compiling takes, too. For RND a million transitions.
+COMPILE_AFTER_WORK = 40_000_000
 MAX_PIECE_ROWS = 512  # images looked at a time, to bound memory
 MIN_NARROWED_INPUTS = 64  # from which on it is faster to leave out inputs that are 0 in every row
 UNBOUNDED = 1e6  # a bound of a space that lies farther from 0 says nothing about its values
@@ -102,6 +104,12 @@ class Learned(Reward):
             return self.statistics.count * self.config.features
         return int(optimizer.steps) * len(optimizer.value)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether compiled calls are wanted, and no longer the plain ones of torch."""
+        path = self.config.path
+        return path == "numba" or (path == "auto" and self.work_done >= COMPILE_AFTER_WORK)
+
     def net(self, *widths: int) -> "Net":
         """A fresh network from whitened rows through layers of `widths`."""
         return Net(self.layout, widths, self.generator).to(self.device)
@@ -163,7 +171,9 @@ class Learned(Reward):
 
     def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
         """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
-        compiled = self.compiled.kernel("loss", "descend", "fit")
+        compiled = None
+        if self.compiles:
+            compiled = self.compiled.kernel("loss", "descend", "fit")
         sums: dict[str, Any] = {}
         count = 0
         for _ in range(self.config.epochs):
@@ -257,9 +267,10 @@ class Learned(Reward):
 
     def in_pieces(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        compiled_values = self.compiled.rates(function, columns)
-        if compiled_values is not None:
-            return compiled_values
+        if self.compiles:
+            compiled_values = self.compiled.rates(function, columns)
+            if compiled_values is not None:
+                return compiled_values
         n = len(columns[0])
         if n == 0:
             # A row of zeros gives the shape of an empty result.

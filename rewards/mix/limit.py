@@ -27,7 +27,6 @@ import numpy as np
 from envs.transitions import Transitions
 from lodestar.state import Stateful
 from rewards.base import Reward
-from rewards.mix.guarded import optimizers_of
 
 # How much of the running mean is kept from one update to the next.
 COST_MEMORY = 0.9
@@ -165,10 +164,10 @@ class Limit(Stateful):
         )
 
 
-def refuse_limit(name: str, reward: Reward) -> None:
-    """Refuse (ValueError) a limit on what is no cost: a score without a fixed unit, or with another use."""
+def refuse_limit(name: str, reward: Reward, learns: bool) -> None:
+    """Refuse (ValueError) a limit on what is no cost: a score that `learns`, has no fixed unit, or another use."""
     config = reward.config
-    if list(optimizers_of(reward)):
+    if learns:
         raise ValueError(
             f"reward.{name}.limit={config.limit:g} has no meaning: the scores of {name} drift while it learns; limit "
             "what has a fixed unit, as a signal of the environment (reward=[task,signal]) or the task's own reward"

@@ -15,24 +15,29 @@ import copy
 import functools
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
+from lodestar.numerics.flat import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
 from rewards.base import AVERAGE, JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of
-from rewards.mix.guarded import GuardedUpdates
 from rewards.mix.limit import Limit, refuse_limit
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.task import Task
 
 LAST_SCORE = "last score"  # key in the memory of a stream
 MIN_CORRELATED_NORM = 1e-12  # a transition; below it one side is constant, and has no correlation
+# Updates in a row whose loss is not finite.
+MAX_BAD_UPDATES = 3
+# Finite updates between two copies of the weights.
+COPY_INTERVAL = 10
 
 
 class Mix:
@@ -65,6 +70,9 @@ class Mix:
                 f"reward.{name}.limit={self.limits[name].limit:g} leaves nothing to learn beside a cost; name a reward "
                 "without a limit as well, as in reward=[task,signal] reward.signal.limit=0.1"
             )
+        # Constant weights are read once, the others at each call of `weights`.
+        self._first_weights = {stream.name: stream.weight(0) for stream in streams}
+        self._varying = [stream for stream in streams if stream.weight_varies]
         # A replay has to keep something of these streams, or it could not score a transition later.
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or not self.requires.isdisjoint(MODALITIES)
@@ -216,7 +224,9 @@ class Mix:
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
-        weights = {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+        weights = dict(self._first_weights)
+        for stream in self._varying:
+            weights[stream.name] = stream.weight(timesteps)
         if not self.limits:
             return weights
         # However large multipliers become, rewards stay of the size of the task's or of the cost.
@@ -412,11 +422,13 @@ class Stream(Stateful):
             raise ValueError(f"reward.{name}.{error}") from None
         self.limit: Limit | None = None
         if config.limit is not None:
-            refuse_limit(name, reward)
+            refuse_limit(name, reward, learns=bool(list(optimizers_of(reward))))
             self.limit = Limit(name, config.limit, config.limit_per, config.limit_rate, config.limit_start)
             self.weight = self.limit
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED_WEIGHT  # by the agent, which moves `weight.start`
+        is_constant = isinstance(self.weight, Schedule) and self.weight.kind == "constant"
+        self.weight_varies = self.learned or not is_constant
         self.warmup = config.warmup
         self.freeze = config.freeze
         # A scale that moves on would undo what the weight learns.
@@ -632,3 +644,82 @@ class Stream(Stateful):
         if details:
             text += f" ({', '.join(details)})"
         return text
+
+
+class GuardedUpdates(Stateful):
+    """`Reward.update`, with recovery from losses that are NaN or infinite.
+
+    `Learned.descend` takes no step on such a loss. If it happens `MAX_BAD_UPDATES` times in a row the model itself is
+    suspected, and the last weights that gave finite losses are restored; weights that are not finite at once. Training
+    continues; `<name>/skipped` and `<name>/restored` count.
+    """
+
+    saved = {"skipped": "skipped", "restored": "restored", "row": "_skipped_in_a_row"}
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self.skipped = 0
+        self.restored = 0
+        self._skipped_in_a_row = 0
+        self._finite_updates = 0
+        # Weights and state of each optimiser; a resumed run takes its first copy at its first finite update.
+        self._good_copy: list[tuple[list[torch.Tensor], dict[str, Any]]] | None = None
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        optimizers = list(optimizers_of(self.reward))
+        if optimizers and self._good_copy is None and _all_finite(optimizers):
+            self._copy_weights(optimizers)
+        metrics = self.reward.update(batch)
+        if not optimizers or not metrics:
+            return metrics
+        weights_spoilt = not _all_finite(optimizers)
+        losses_finite = all(math.isfinite(value) for key, value in metrics.items() if "loss" in key)
+        if weights_spoilt or not losses_finite:
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+            if weights_spoilt or self._skipped_in_a_row >= MAX_BAD_UPDATES:
+                self._restore_weights(optimizers)
+        else:
+            self._skipped_in_a_row = 0
+            self._finite_updates += 1
+            if self._finite_updates % COPY_INTERVAL == 0:
+                self._copy_weights(optimizers)
+        if not self.skipped:
+            return metrics
+        return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
+
+    def _copy_weights(self, optimizers: list[Any]) -> None:
+        self._good_copy = []
+        for optimizer in optimizers:
+            weights = [parameter.detach().clone() for parameter in _weights(optimizer)]
+            self._good_copy.append((weights, copy.deepcopy(optimizer.state_dict())))
+
+    def _restore_weights(self, optimizers: list[Any]) -> None:
+        self.restored += 1
+        self._skipped_in_a_row = 0
+        for optimizer, (weights, state) in zip(optimizers, self._good_copy or ()):
+            with torch.no_grad():
+                for parameter, good in zip(_weights(optimizer), weights):
+                    parameter.copy_(good)
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+
+def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
+    if isinstance(optimizer, Flat):
+        return [optimizer.value]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _all_finite(optimizers: list[Any]) -> bool:
+    for optimizer in optimizers:
+        for parameter in _weights(optimizer):
+            if not is_finite(parameter.detach()):
+                return False
+    return True
+
+
+def optimizers_of(reward: Reward) -> Iterator[Any]:
+    """What moves the weights of a reward that learns."""
+    for value in vars(reward).values():
+        if isinstance(value, Flat | torch.optim.Optimizer):
+            yield value

@@ -12,6 +12,7 @@ from gymnasium import spaces
 import rewards
 from lodestar.numerics import compiled as fallback
 from rewards.check import random_rollout
+from rewards.exploration import learned
 from rewards.exploration.compiled import tape
 from rewards.exploration.memories import EllipticalMemory, NeighbourMemory
 from rewards.exploration.rnd import RND
@@ -96,7 +97,7 @@ def test_a_class_that_overrides_the_loss_alone_learns_in_torch():
 
 def test_auto_changes_over_after_enough_minibatches_also_when_it_is_continued(monkeypatch):
     whole, first, in_torch = make("rnd", "auto"), make("rnd", "auto"), make("rnd", "torch")
-    monkeypatch.setattr(tape, "COMPILE_AFTER", 8 * len(whole.optimizer.value))
+    monkeypatch.setattr(learned, "COMPILE_AFTER_WORK", 8 * len(whole.optimizer.value))
     for seed in range(4):
         if seed == 2:  # after 12 minibatches
             assert first.compiled.kernel() is not None

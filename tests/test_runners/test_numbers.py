@@ -7,7 +7,7 @@ import torch
 import rewards
 from envs.transitions import NotFinite, OnNan, is_finite, refuse
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.mix.guarded import GuardedUpdates
+from rewards.mix.mix import GuardedUpdates
 from tests.faults import numbers
 
 STEPS = np.array([[0, 7], [1, 8], [2, 0]])  # (T, N)

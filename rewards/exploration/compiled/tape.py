@@ -2,7 +2,7 @@
 
 A reward whose method `tape` writes down its `loss` learns and scores in compiled calls:
 
-    reward.<name>.path=auto       torch until `COMPILE_AFTER` was learnt, then compiled: short runs do not wait
+    reward.<name>.path=auto       torch until `COMPILE_AFTER_WORK` was done, then compiled: short runs do not wait
     reward.<name>.path=numba      compiled from the first update, scores too
     reward.<name>.path=torch      never
 
@@ -31,8 +31,6 @@ from lodestar.numerics.compiled import kernel, warn_once
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
 
-# In units of `Learned.work_done`: five seconds in torch, which compiling takes, too. For RND a million transitions.
-COMPILE_AFTER = 40_000_000
 NO_COLUMN = np.zeros((1, 1), np.float32)  # stands for a column that the batch does not have
 
 # numba's cache does not notice a change of the constants below: touch `kernel`, too.
@@ -215,14 +213,11 @@ class Compiled:
 
         `methods` are those that they stand for: no subclass of the class that defines `tape` may override one.
         """
-        path = self.reward.config.path
+        if not self.reward.compiles or not self._stand_for(methods):
+            return None
         name = self.reward.config.name
-        if path == "torch" or (path == "auto" and self.reward.work_done < COMPILE_AFTER):
-            return None
-        if not self._stand_for(methods):
-            return None
         if self.reward.layout.images or torch.device(self.reward.device).type != "cpu":
-            if path == "numba":
+            if self.reward.config.path == "numba":
                 warn_once(f"reward {name}", f"torch, as reward.{name}.path=numba is for vectors, on the CPU")
             return None
         return kernel("rewards.exploration.compiled.kernel", f"reward {name}", "torch", f"reward.{name}.path")
