@@ -4,6 +4,7 @@ ppo/           on-policy, with a value for every reward stream
 dyna/          learns from transitions that a model imagines; world_model/  the same in a latent space
 sqirl          look-ahead on random play (effective_horizon: how much look-ahead a task needs)
 iql, recoil, cpl   learning from recordings alone: rewards, demonstrations, comparisons; dyna.offline: by a model
+ad             learning new tasks in its context, from recorded learning runs on others
 cloning, rcsl, dt, mbrcsl   the same without values: actions, given returns; with a memory; of what a model imagines
 qd             a population of policies that end in different places
 sb3/           Stable-Baselines3's algorithms

@@ -4,10 +4,12 @@ env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
 env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0    env=benchmarks.worlds:Hill-v0
 env=benchmarks.worlds:Drifting-v0    env=benchmarks.worlds:Reach-v0    env=benchmarks.worlds:Wear-v0
+env=benchmarks.worlds:Bandit-v0    env=benchmarks.worlds:DarkRoom-v0
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -32,6 +34,9 @@ WORN = 10
 # Cells along each axis of Field, and how far one sees there.
 SIDE = 15
 SIGHT = 2
+# Arms of a bandit, and cells along each axis of DarkRoom.
+BANDIT_ARMS = 10
+ROOM_SIDE = 7
 # How a field's actions move column and row.
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 # Of HardMaze, seen from above: # is a wall, and a number the reward of a corner.
@@ -398,6 +403,80 @@ class Field(CellWorld):
         return self.place.astype(np.float32)
 
 
+class HiddenTask(CellWorld):
+    """A world whose reward is drawn when it is reset with a seed, is not observed, and stays until the next seed."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        first = super().reset(seed=seed)
+        if seed is not None:
+            self._draw_task()
+        return first
+
+    @abstractmethod
+    def _draw_task(self) -> None:
+        """Set what is rewarded."""
+
+
+class Bandit(HiddenTask):
+    """BANDIT_ARMS arms, each rewarded by 1 with a chance of its own, uniform in [0, 1]; every pull is an episode."""
+
+    STATE = ("means",)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self._setup(render_mode, 1, BANDIT_ARMS)
+        self._draw_task()
+
+    def _begin(self) -> None:
+        """There is no state."""
+
+    def _draw_task(self) -> None:
+        self.means = self.np_random.random(BANDIT_ARMS)
+
+    def step(self, action: Any) -> EnvStep:
+        reward = float(self.np_random.random() < self.means[action])
+        return self._obs(), reward, True, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+
+class DarkRoom(HiddenTask):
+    """An empty room of ROOM_SIDE x ROOM_SIDE cells; each of ten steps that ends in the goal, which nothing shows, is 1.
+
+    The agent begins in the centre. Actions: 0 stays, 1 and 2 change the row, 3 and 4 the column, walls stop it. Every
+    fifth cell but the centre is a goal only where `held_out`, the others are only where it is not.
+    Observation: one-hot of its row, then of its column, float32 (2 * ROOM_SIDE,).
+    """
+
+    STATE = ("place", "goal")
+
+    def __init__(self, held_out: bool = False, render_mode: str | None = None) -> None:
+        self._setup(render_mode, 2 * ROOM_SIDE, 5)
+        self.centre = np.full(2, ROOM_SIDE // 2)
+        cells = np.argwhere(np.ones((ROOM_SIDE, ROOM_SIDE)))
+        cells = cells[(cells != self.centre).any(1)]
+        is_held_out = np.arange(len(cells)) % 5 == 2
+        self.goals = cells[is_held_out == held_out]
+        self._begin()
+        self._draw_task()
+
+    def _begin(self) -> None:
+        self.place = self.centre
+
+    def _draw_task(self) -> None:
+        self.goal = self.np_random.choice(self.goals)
+
+    def step(self, action: Any) -> EnvStep:
+        if action > 0:
+            self.place = np.clip(self.place + MOVES[action - 1], 0, ROOM_SIDE - 1)
+        return self._obs(), float((self.place == self.goal).all()), False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.concatenate([one_hot(index, ROOM_SIDE) for index in self.place])
+
+
+gym.register("Bandit-v0", f"{__name__}:Bandit", max_episode_steps=1)
+gym.register("DarkRoom-v0", f"{__name__}:DarkRoom", max_episode_steps=10)
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
 gym.register("Drifting-v0", f"{__name__}:Drifting")

@@ -7,6 +7,7 @@
     python -m runners.offline data=pendulum judge=none agent.value_loss=chi_square     its own rewards
     python -m runners.offline data=pendulum algo=recoil demos=pendulum_good            imitate, with what else there is
     python -m runners.offline data=play.safetensors algo=hilp prompt.row=100           any goal: `runners.run.prompt`
+    python -m runners.offline data=run0.safetensors,run1.safetensors,... algo=ad       learning runs, a task each
     python -m runners.offline data=cube-single-play-v0.npz env=ogbench:cube-single-v0 trust=true algo=cloning
 
 With reward= this is `runners.train data=... agent=ALGO`, a run with its folder, and takes that command's keys: the mix
@@ -43,6 +44,7 @@ from envs.recording import load as read
 from envs.transitions import Transitions, concatenate
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
+from runners.evaluation.context import NEW_TASKS, play_tasks
 from runners.evaluation.play import play, policy, table
 from runners.record import RecordConfig, read_others, whole_episodes
 from runners.run.config import RECORDING, UsageError, describe_unknown
@@ -75,6 +77,7 @@ ALGOS = {
     "mbrcsl": Algo("agents.offline.mbrcsl:MBRCSL"),
     "dt": Algo("agents.offline.dt:DT"),
     "hilp": Algo("agents.offline.hilp:HILP", ("prompt",)),
+    "ad": Algo("agents.offline.ad:AD", ("context",)),
 }
 # Keys that `runners.train` calls otherwise.
 TRAIN_KEYS = {"steps": "total_timesteps", "episodes": "eval_episodes"}
@@ -108,11 +111,11 @@ class OfflineConfig(Settings):
     reward_options: dict[str, Any] = setting({}, "other options of bradley_terry, as in reward.of=frame")
     steps: int = setting(10_000, "minibatches of each policy", ">= 1")
     agent_options: dict[str, Any] = setting({}, "options of the algorithm, as in agent.beta=10")
-    arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos", "prompt"))
+    arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos", "prompt", "context"))
     prompt: str = setting("goal", "of hilp: goal (prompt.row=, prompt.place=), or a reward by name")
     prompt_options: dict[str, Any] = setting({}, "options of the prompt, as in prompt.row=100, prompt.goal=...")
     policy: str = setting("", "of hilp: a file that out= wrote, to prompt without learning again")
-    episodes: int = setting(20, "of each evaluation", ">= 1")
+    episodes: int = setting(20, "of each evaluation; of ad: that a new task has", ">= 1")
     out: str = setting("", "where to keep the policy of the first arm, *.safetensors")
     seed: int = setting(0, "of everything", ">= 0")
     device: str = setting("cpu", "as torch writes it")
@@ -186,6 +189,11 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
         if arm == config.arms[0] and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
+        if arm == "context":
+            by_episode = play_tasks(model.learner(), env_id, NEW_TASKS, config.episodes, config.seed, options)
+            columns["first episode"] = by_episode[0].to_dict()
+            columns["last episode"] = by_episode[-1].to_dict()
+            continue
         columns[arm] = play(env_id, policy(model), config.episodes, seed=config.seed, options=options).to_dict()
     columns["random"] = play(env_id, None, config.episodes, seed=config.seed, options=options).to_dict()
     scores = whole_episodes(batch)
@@ -259,8 +267,11 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
     batches = []
     metas = []
     tasks = []
-    for name in files:
+    for index, name in enumerate(files):
         batch, meta = _read(name, env, trust)
+        if len(files) > 1 and "task" not in batch.extras:
+            # Each file is the history of a task, if it does not say otherwise.
+            batch = batch.replace(extras={**batch.extras, "task": np.full(batch.shape, index)})
         batches.append(batch)
         metas.append(meta)
         tasks.append((meta.get("env", ""), meta.get("env_options", {})))

@@ -7,6 +7,7 @@ from benchmarks import results
 from benchmarks.checks import (
     average_reward,
     bad_prompts,
+    in_context,
     mbtl_gravity,
     models,
     offline,
@@ -132,6 +133,45 @@ def test_arms_of_the_offline_shelf_are_settings_that_its_runner_takes():
             options["demos"] = ["pendulum_good"]
         config = OfflineConfig(["pendulum"], **options)
         assert len(config.arms) == 1
+
+
+def test_sources_pull_the_arm_that_their_rule_names():
+    learner = in_context.UCB1(1, 0)
+    pulled = [int(learner(None, None, reward)[0]) for reward in (None, *[[1.0], [1.0], *[[0.0]] * 8])]
+    assert pulled == [*range(10), 0]
+    learner.pulls[:] = 1
+    learner.pulls[0, 1] = 2
+    # Rewards of 1 of 1 and 1 of 2, of 11 pulls.
+    index = learner.indices()[0]
+    assert index[1] == pytest.approx(0.5 + np.sqrt(np.log(11))) and index[2] == pytest.approx(np.sqrt(2 * np.log(11)))
+
+
+def test_a_dark_room_has_another_goal_for_each_seed_and_histories_can_be_shuffled_or_mixed():
+    room = in_context.make(in_context.ROOM, held_out=True).unwrapped
+    goals = set()
+    for seed in range(60):
+        room.reset(seed=seed)
+        room.reset()
+        goals.add(tuple(room.goal))
+    assert len(goals) == 10 == len(room.goals) and len(in_context.make(in_context.ROOM).unwrapped.goals) == 38
+    batch = in_context.histories(in_context.ROOM, in_context.QLearning(4, 0), 4, 30, 0)
+    number = np.arange(12).repeat(10)
+    batch = batch.replace(obs=number[:, None])
+    for arm, of_task in (("shuffled", lambda number: number // 3), ("mixed", lambda number: number % 3)):
+        moved = in_context.rearrange(batch, arm, 0)
+        order = moved.obs[::10, 0]
+        assert moved.step.tolist() == batch.step.tolist() and sorted(order) == list(range(12)) != order.tolist()
+        assert of_task(order).tolist() == of_task(np.arange(12)).tolist()
+
+
+def test_the_best_arm_has_no_regret():
+    best = []
+    bandit = in_context.gym.make(in_context.BANDIT).unwrapped
+    for task in range(in_context.NEW_BANDITS):
+        bandit.reset(seed=in_context.SEED + 7000 + task)
+        best.append(int(bandit.means.argmax()))
+    assert abs(in_context.bandit_regret(lambda *_: np.array(best), 7)) < 3
+    assert in_context.bandit_regret(in_context.Uniform(60, 0), 7) > 70
 
 
 def test_no_walk_leads_from_the_start_to_the_exit_that_is_worth_something_and_halves_of_the_way_do(monkeypatch):
