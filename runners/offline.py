@@ -161,6 +161,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     notes = list(meta.get("notes", ()))
     columns: dict[str, Any] = {}
     metrics_by_arm: dict[str, Metrics] = {}
+    model: Any
     for arm in config.arms:
         algo = ALGOS[config.algo]
         if arm == "cloning" != config.algo:
