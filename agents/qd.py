@@ -102,7 +102,8 @@ class QD(BaseAgent):
         outputs = self.encoding.action_size
         self.policy = Stacked(1, obs_size, config.net_arch, outputs, activation="tanh", seed=self.seed)
         self.policy.requires_grad_(False)
-        self.genes = sum(weight.numel() for weight in self.policy.weights())
+        self.layer_sizes = [layer.numel() for layer in self.policy.weights()]
+        self.genes = sum(self.layer_sizes)
         box: Any = gym.spaces.flatten_space(self.observation_space)
         bounds = np.clip([box.low, box.high], -MAX_MAP_COORDINATE, MAX_MAP_COORDINATE)
         # (2, 2): the lowest and the highest value along each axis of the map.
@@ -160,11 +161,11 @@ class QD(BaseAgent):
 
     def _layers(self, genomes: np.ndarray) -> list[Tensor]:
         """Weights and biases of the policies with these genomes (M, G)."""
-        layers = self.policy.weights()
-        sizes = [layer.numel() for layer in layers]
-        parts = torch.from_numpy(genomes).split(sizes, -1)
-        genomes_of_layers = zip(parts, layers)
-        return [part.reshape(-1, *layer.shape[1:]) for part, layer in genomes_of_layers]
+        parts = torch.from_numpy(genomes).split(self.layer_sizes, -1)
+        layers = []
+        for part, layer in zip(parts, self.policy.weights()):
+            layers.append(part.reshape(-1, *layer.shape[1:]))
+        return layers
 
     def _outputs(self, obs: Obs, weights: list[Tensor] | None = None) -> Tensor:
         """Outputs of M policies for an observation each, (M, 1, A); of the best for all of them, (1, B, A)."""
@@ -219,8 +220,8 @@ class QD(BaseAgent):
         weights = self.scorer.weights(self.num_timesteps)
         scaled = self.scorer.scale_rewards(raw)
         reward = sum(part * weights[name] for name, part in scaled.items())
-        discounted = reward * self.config.gamma**batch.step
-        discounted = np.where(batch.valid, discounted, 0)
+        discount = self.config.gamma**batch.step
+        discounted = np.where(batch.valid, reward * discount, 0)
         times = np.arange(len(batch.valid))[:, None]
         last_times = (batch.valid * times).argmax(0)
         last = (last_times, np.arange(self.steps.n))
@@ -248,8 +249,8 @@ class QD(BaseAgent):
         low, high = self.bounds
         extent = np.maximum(high - low, 1e-8)
         coordinates = (new["place"] - low) / extent * cells
-        coordinates = np.clip(coordinates, 0, cells - 1).astype(int)
-        cell = coordinates @ [cells, 1]
+        coordinates = np.clip(coordinates, 0, cells - 1)
+        cell = coordinates.astype(int) @ [cells, 1]
         replays = 0
         if self.generation:
             replays = self.replays
@@ -272,8 +273,9 @@ class QD(BaseAgent):
         """Children of randomly chosen parents (M, G), one an environment."""
         places = self.rng.integers(len(parents), size=self.steps.n)
         chosen = parents[places]
-        mutated = chosen + sigma * self.rng.normal(size=chosen.shape)
-        return np.clip(mutated, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
+        noise = self.rng.normal(size=chosen.shape)
+        mutated = np.clip(chosen + sigma * noise, -MAX_WEIGHT, MAX_WEIGHT)
+        return mutated.astype(np.float32)
 
     def _random(self, new: People, entered: np.ndarray) -> np.ndarray:
         return self._mutate(np.zeros((1, self.genes)), 1.0)
@@ -282,7 +284,8 @@ class QD(BaseAgent):
         pool = join(self.people, new)
         everyone = join(join(pool, self.archive), self.rewarded)
         has_coder = self.config.descriptor in ("autoencoder", "frame")
-        if has_coder and (self.generation - 1) % REFIT_GENERATIONS == 0:
+        generations = self.generation - 1
+        if has_coder and generations % REFIT_GENERATIONS == 0:
             seen = np.asarray(everyone["seen"], np.float64)
             self.coder = fit_encoder(seen, self.config.code, self.seed)
         codes = self._codes(everyone)
@@ -290,8 +293,9 @@ class QD(BaseAgent):
         novelties = novelty(pool_codes, codes, self.config.nearest)
         order = np.argsort(-novelties, kind="stable")
         self.people = select(pool, order[: self.config.population])
-        archived = self.rng.permutation(self.steps.n)[:ARCHIVED_CHILDREN]
-        self.archive = join(self.archive, select(new, archived))
+        order = self.rng.permutation(self.steps.n)
+        archived = select(new, order[:ARCHIVED_CHILDREN])
+        self.archive = join(self.archive, archived)
         return self._mutate(self.people["genome"], self.config.sigma)
 
     def _codes(self, people: People) -> np.ndarray:
@@ -303,7 +307,8 @@ class QD(BaseAgent):
         if self.playing < 0:
             children = self._novelty(new, entered)
             # Whatever was rewarded where the map had nothing as good becomes an emitter.
-            for index in entered[new["fitness"][entered] > 0]:
+            is_rewarded = new["fitness"][entered] > 0
+            for index in entered[is_rewarded]:
                 individual = select(new, [index])
                 ancestor = individual["seen"]
                 self.emitters.append({**individual, "ancestor": ancestor, "gain": math.inf, "waited": 0})
@@ -312,8 +317,9 @@ class QD(BaseAgent):
         else:
             children = self._mutate(self.people["genome"], self.config.sigma)
             self.playing = self._advance_emitter(new)
-        exploits = self.generation * self.steps.n // self.config.chunk % 2 == 1
-        if not exploits or not self.emitters:
+        # Chunks of search and of emitters take turns.
+        chunk = self.generation * self.steps.n // self.config.chunk
+        if chunk % 2 == 0 or not self.emitters:
             self.playing = -1
             return children
         if self.playing < 0:
@@ -324,10 +330,15 @@ class QD(BaseAgent):
     def _choose_emitter(self) -> int:
         """One of the front of gain and of the novelty of what an emitter began with, at random."""
         everyone = join(join(self.people, self.archive), self.rewarded)
-        ancestors = {"seen": np.concatenate([emitter["ancestor"] for emitter in self.emitters])}
-        novelties = novelty(self._codes(ancestors), self._codes(everyone), self.config.nearest)
-        gains = [emitter["gain"] for emitter in self.emitters]
-        return int(self.rng.choice(pareto_front(np.stack([novelties, gains], 1))))
+        gains = []
+        ancestors = []
+        for emitter in self.emitters:
+            gains.append(emitter["gain"])
+            ancestors.append(emitter["ancestor"])
+        codes = self._codes({"seen": np.concatenate(ancestors)})
+        novelties = novelty(codes, self._codes(everyone), self.config.nearest)
+        front = pareto_front(np.stack([novelties, gains], 1))
+        return int(self.rng.choice(front))
 
     def _advance_emitter(self, new: People) -> int:
         """Keep the best of the playing emitter's individuals and their children, unless it has not gained for long.
@@ -338,11 +349,13 @@ class QD(BaseAgent):
         parents = {key: emitter[key] for key in new}
         children = select(new, slice(self.replays, None))
         is_record = children["fitness"] > parents["fitness"].max()
-        self.rewarded = join(self.rewarded, select(children, is_record))
+        records = select(children, is_record)
+        self.rewarded = join(self.rewarded, records)
         pool = join(parents, children)
         order = np.argsort(-pool["fitness"], kind="stable")
         best = select(pool, order[:EMITTER_SIZE])
-        gain = float(best["fitness"].mean() - emitter["fitness"].mean())
+        old_fitness = emitter["fitness"].mean()
+        gain = float(best["fitness"].mean() - old_fitness)
         waited = emitter["waited"] + 1
         if gain > 0:
             waited = 0
@@ -392,7 +405,8 @@ def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarr
     """
     # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding can make negative.
     code_squares = np.square(codes).sum(1)[:, None]
-    squares = code_squares + np.square(everything).sum(1) - 2 * codes @ everything.T
+    squares = code_squares + np.square(everything).sum(1)
+    squares = squares - 2 * codes @ everything.T
     squares = np.maximum(squares, 0)
     distances = np.sort(np.sqrt(squares))
     return distances[:, 1 : nearest + 1].mean(1)
@@ -416,7 +430,8 @@ def pareto_front(values: np.ndarray) -> np.ndarray:
 def shrink_frames(frames: np.ndarray) -> np.ndarray:
     """Grey pixels in [0, 1], float32 (M, FRAME_SIDE^2), of uint8 (M, H, W, 3)."""
     small = np.stack([resize(frame, FRAME_SIDE) for frame in frames])
-    return small.mean(-1, dtype=np.float32).reshape(len(frames), -1) / 255
+    grey = small.mean(-1, dtype=np.float32)
+    return grey.reshape(len(frames), -1) / 255
 
 
 def fit_encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:

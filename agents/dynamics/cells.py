@@ -60,8 +60,9 @@ class Cell(nn.Module):
         self.generator = generator
         self.latent = Categoricals(groups, classes)
         # The length of each part of a state, and F, the length of the features.
-        self.sizes = {"h": memory, "z": self.latent.size}
-        self.size = memory + self.latent.size
+        latent = self.latent.size
+        self.sizes = {"h": memory, "z": latent}
+        self.size = memory + latent
 
     def initial(self, batch: int) -> State:
         """The state before an episode: zeros, each part (batch, length)."""
@@ -136,7 +137,8 @@ class Categoricals:
         """(..., G * C) -> (..., G, C)."""
         grouped = logits.unflatten(-1, (self.groups, self.classes))
         chances = torch.softmax(grouped, -1)
-        return torch.add(self.uniform / self.classes, chances, alpha=1 - self.uniform)
+        floor = self.uniform / self.classes
+        return torch.add(floor, chances, alpha=1 - self.uniform)
 
     def uniforms(self, generator: torch.Generator, *leading: int) -> Tensor:
         """Random numbers for `sample`, (*leading, G, 1)."""
@@ -149,11 +151,13 @@ class Categoricals:
         else:
             # One number a group finds its class: an eighth of the time that Gumbel noise takes.
             thresholds = chances.detach().cumsum(-1)[..., :-1]
-            index = (thresholds <= uniforms).sum(-1, keepdim=True)
+            is_passed = thresholds <= uniforms
+            index = is_passed.sum(-1, keepdim=True)
         one_hot = torch.zeros_like(chances).scatter_(-1, index, 1.0)
         if chances.requires_grad:
             # The straight-through gradient: that of the probabilities, at the value of the sample.
-            one_hot = one_hot + (chances - chances.detach())
+            gradient_path = chances - chances.detach()
+            one_hot = one_hot + gradient_path
         return one_hot.flatten(-2)
 
     def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,16 +184,17 @@ class RSSM(Cell):
         super().__init__(**rest)
         self.hidden = hidden
         memory = self.sizes["h"]
-        self.from_latent = linear(self.latent.size, hidden, 1.0)
+        latent = self.sizes["z"]
+        self.from_latent = linear(latent, hidden, 1.0)
         self.from_action = nn.Linear(action_size, hidden, bias=False)
         self.norm = norm_and_silu(hidden)
         # One product gives the memory's part of the posterior's hidden layer, and of the gates.
         self.from_memory = linear(memory, hidden + 3 * memory, 1.0)
         self.gates = nn.Linear(hidden, 3 * memory, bias=False)
         self.gates_norm = nn.LayerNorm(3 * memory, eps=1e-3)
-        self.prior = mlp(memory, hidden, self.latent.size)
+        self.prior = mlp(memory, hidden, latent)
         self.from_embed = nn.Linear(embed_size, hidden, bias=False)
-        logits = linear(hidden, self.latent.size, 1.0)
+        logits = linear(hidden, latent, 1.0)
         self.seen = nn.Sequential(*norm_and_silu(hidden), logits)
 
     def observe(
@@ -210,7 +215,8 @@ class RSSM(Cell):
         for t in range(length):
             memories.append(h)
             from_memory = self.from_memory(h)
-            memory_part, gates = from_memory.split([self.hidden, 3 * h.shape[-1]], -1)
+            widths = [self.hidden, 3 * h.shape[-1]]
+            memory_part, gates = from_memory.split(widths, -1)
             logits = self.seen(memory_part + embed_parts[t])
             posterior = self.latent.probabilities(logits)
             z = self.latent.sample(posterior, uniforms[t])
@@ -221,8 +227,9 @@ class RSSM(Cell):
                 h = h * continues[t + 1]
         memory = torch.stack(memories)
         prior = self.latent.probabilities(self.prior(memory))
+        posterior = torch.stack(posteriors)
         states = {"h": memory, "z": torch.stack(latents)}
-        return states, {"posterior": torch.stack(posteriors), "prior": prior}
+        return states, {"posterior": posterior, "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         h = state["h"]
@@ -232,12 +239,14 @@ class RSSM(Cell):
         gates = F.linear(h, weight, bias)
         action_part = self.from_action(action)
         h = self._remember(h, gates, state["z"], action_part)
-        return {"h": h, "z": self._expected_latent(h, sample)}
+        latent = self._expected_latent(h, sample)
+        return {"h": h, "z": latent}
 
     def _remember(self, h: Tensor, gates: Tensor, z: Tensor, action_part: Tensor) -> Tensor:
         """The GRU; `gates` is the memory's part of them, `action_part` the action's part of the input."""
         inputs = self.norm(self.from_latent(z) + action_part)
-        gates = self.gates_norm(gates + self.gates(inputs))
+        gates = gates + self.gates(inputs)
+        gates = self.gates_norm(gates)
         reset, candidate, update = gates.chunk(3, -1)
         reset = torch.sigmoid(reset)
         candidate = torch.tanh(reset * candidate)
@@ -262,9 +271,10 @@ class SSM(Cell):
     def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
         super().__init__(**rest)
         memory = self.sizes["h"]
-        self.seen = mlp(embed_size, hidden, self.latent.size)
-        self.prior = mlp(memory, hidden, self.latent.size)
-        self.enter = layer(self.latent.size + action_size, memory)
+        latent = self.sizes["z"]
+        self.seen = mlp(embed_size, hidden, latent)
+        self.prior = mlp(memory, hidden, latent)
+        self.enter = layer(latent + action_size, memory)
         self.layers = nn.ModuleList(self._recurrence(memory) for _ in range(layers))
         self.sizes["s"] = sum(recurrence.n_sums for recurrence in self.layers)  # type: ignore[misc]
 
@@ -277,7 +287,8 @@ class SSM(Cell):
     ) -> Observed:
         initial = self._begin(first[0], state)
         continues = (~first)[..., None].to(embed.dtype)
-        posterior = self.latent.probabilities(self.seen(embed))
+        logits = self.seen(embed)
+        posterior = self.latent.probabilities(logits)
         uniforms = None
         if sample:
             uniforms = self.latent.uniforms(self.generator, *first.shape)
@@ -285,7 +296,8 @@ class SSM(Cell):
         latent_action = torch.cat([z[:-1], action[:-1]], -1)
         x = self.enter(latent_action)
         sums = []
-        for recurrence, before in zip(self.layers, self._layer_sums(initial)):
+        initial_sums = self._layer_sums(initial)
+        for recurrence, before in zip(self.layers, initial_sums):
             x, after = recurrence(x, before, continues[:-1])
             layer_sums = torch.cat([before[None], after])
             sums.append(layer_sums)
@@ -293,7 +305,8 @@ class SSM(Cell):
         h = memories * continues
         s = torch.cat(sums, -1) * continues
         prior = self.latent.probabilities(self.prior(h))
-        return {"h": h, "z": z, "s": s}, {"posterior": posterior, "prior": prior}
+        states = {"h": h, "z": z, "s": s}
+        return states, {"posterior": posterior, "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         inputs = torch.cat([state["z"], action], -1)
@@ -343,7 +356,8 @@ class _SelectiveScan(nn.Module):
         rates = torch.arange(1.0, states + 1).expand(width, states)
         self.log_rate = nn.Parameter(rates.log().clone())
         first_steps = torch.logspace(-3, -1, width)
-        self.step_bias = nn.Parameter(torch.log(torch.expm1(first_steps)))
+        step_bias = torch.log(torch.expm1(first_steps))
+        self.step_bias = nn.Parameter(step_bias)
         self.skip = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
@@ -355,7 +369,8 @@ class _SelectiveScan(nn.Module):
         step, write, read = selected.split(widths, -1)
         step = F.softplus(step + self.step_bias)
         # All (L, B, W, states).
-        decay = torch.exp(-step[..., None] * self.log_rate.exp())
+        rate = self.log_rate.exp()
+        decay = torch.exp(-step[..., None] * rate)
         step_value = (step * value)[..., None]
         inputs = step_value * write[..., None, :]
         kept_shares = decay.flatten(-2) * continues
@@ -363,7 +378,8 @@ class _SelectiveScan(nn.Module):
         states = sums.unflatten(-1, (-1, self.states))
         outputs = (states * read[..., None, :]).sum(-1)
         outputs = outputs + self.skip * value
-        return x + self.leave(outputs * F.silu(output_gate)), sums
+        outputs = self.leave(outputs * F.silu(output_gate))
+        return x + outputs, sums
 
 
 class _Recurrence(nn.Module):
@@ -383,11 +399,13 @@ class _Recurrence(nn.Module):
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
         projected = self.enter(self.norm(x))
         value, gate, decay, output_gate = projected.chunk(4, -1)
-        log_a = -SHARPNESS * F.softplus(self.rate) * torch.sigmoid(decay)
+        rate = F.softplus(self.rate)
+        log_a = -SHARPNESS * rate * torch.sigmoid(decay)
         # sqrt(1 - a^2) keeps the variance of the sum; the root is steep near 0, where it is cut.
         variance = -torch.expm1(2 * log_a)
         input_scale = variance.clamp(min=1e-6).sqrt()
-        inputs = input_scale * torch.sigmoid(gate) * value
+        gate = torch.sigmoid(gate)
+        inputs = input_scale * gate * value
         a = log_a.exp() * continues
         sums = scan(a, inputs, s)
         outputs = self.leave(sums * F.silu(output_gate))
@@ -421,7 +439,8 @@ class _Scan(torch.autograd.Function):
         reversed_grad = _in_chunks(next_decay, grads[0].flip(0), no_sum)
         grad = reversed_grad.flip(0)
         previous = torch.cat([s[None], sums[:-1]])
-        return grad * previous, grad, grad[0] * a[0]
+        first_grad = grad[0] * a[0]
+        return grad * previous, grad, first_grad
 
 
 def _in_chunks(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
@@ -477,11 +496,13 @@ class SimNorm(Cell):
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
     ) -> Observed:
-        return {"z": self.normalized(self.seen(embed))}, {}
+        latent = self.normalized(self.seen(embed))
+        return {"z": latent}, {}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         latent_action = torch.cat([state["z"], action], -1)
-        return {"z": self.normalized(self.next(latent_action))}
+        logits = self.next(latent_action)
+        return {"z": self.normalized(logits)}
 
     def features(self, state: State) -> Tensor:
         return state["z"]

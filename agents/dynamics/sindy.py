@@ -21,6 +21,7 @@ that are not given as sine and cosine. It learns no termination.
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from agents.replay.replay import Replay
 from lodestar.numerics.draws import draw_integers, draw_order, draw_uniform
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
-from lodestar.state import Stateful
+from lodestar.state import Stateful, all_finite
 
 # Blocks of rows, which bootstraps draw from.
 N_BLOCKS = 64
@@ -147,8 +148,7 @@ class Sindy(Stateful):
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error, reward_r2, terms a member and number, members_dropped, model_failures."""
         columns = replay.arrays()[:4]
-        table = [column.to(self.device, torch.float64) for column in columns]
-        order = draw_order(self._generator, len(table[0]))
+        order = draw_order(self._generator, len(columns[0]))
         order = order[:MAX_FIT_ROWS]
         if len(order) < MIN_FIT_ROWS:
             return {}
@@ -156,8 +156,8 @@ class Sindy(Stateful):
         rows = []
         held_out = []
         training = []
-        for column in table:
-            x = column[order]
+        for column in columns:
+            x = column.to(self.device, torch.float64)[order]
             rows.append(x)
             held_out.append(x[:n_held_out].float())
             training.append(x[n_held_out:])
@@ -185,13 +185,13 @@ class Sindy(Stateful):
 
     def _fit_polynomials(self, rows: list[Tensor], training: list[Tensor]) -> Tensor | None:
         """Coefficients of the training rows, with scales of all rows; None where anything is not finite."""
-        if not _is_finite(*rows):
+        if not all_finite(rows):
             return None
         before = self._state
         self._state = self._scaled_state(*rows)
         self.circles = _circles(rows[0])
         coefficients = self._coefficients(*training)
-        if not _is_finite(coefficients):
+        if not all_finite(coefficients):
             self._state = before
             return None
         return coefficients
@@ -230,10 +230,13 @@ class Sindy(Stateful):
                 variables[i] = f"({names[i]}{-shift:+.3g})"
         unscaled = [1.0] * (n_variables - self.size)
         scale = [*state["scale"].tolist(), *unscaled]
-        units = [math.prod(scale[i] for i in term) for term in terms]
+        units = []
+        for term in terms:
+            factors = map(scale.__getitem__, term)
+            units.append(math.prod(factors))
         lines = []
         for row, coefficients in enumerate(state["middle"].tolist()):
-            raw = [c / unit for c, unit in zip(coefficients, units)]
+            raw = list(map(operator.truediv, coefficients, units))
             text = polynomial_text(raw, terms, variables)
             if row < self.size:
                 lines.append(f"{names[row]}' = {names[row]} {text}".rstrip())
@@ -327,8 +330,7 @@ class Sindy(Stateful):
             theta = columns[:, block]
             gram += block_times[:, None, None] * (theta @ theta.T)
             cross += block_times[:, None, None] * (theta @ targets[block])
-        lengths = [float(len(block)) for block in blocks]
-        block_rows = torch.tensor(lengths).to(times)
+        block_rows = torch.tensor(list(map(len, blocks))).to(times)
         rows = (times @ block_rows)[:, None, None]
         keep = draw_uniform(self._generator, k, p) >= config.drop_terms
         solution = stlsq(gram / rows, cross / rows, config.threshold, config.alpha, keep)
@@ -380,10 +382,6 @@ class Sindy(Stateful):
             loss = (predicted - target[batch]).square().mean()
             rate = REWARD_NET_LEARNING_RATE * (1 - number / steps)
             self._flat.descend(loss, rate, 10.0)
-
-
-def _is_finite(*tensors: Tensor) -> bool:
-    return all(bool(x.isfinite().all()) for x in tensors)
 
 
 def _spread(values: Tensor) -> Tensor:
@@ -455,10 +453,12 @@ class Library:
         self._last = []
         for size in range(2, self.degree + 1):
             lower_terms = [term for term in self.terms if len(term) == size - 1]
-            column = {term: place for place, term in enumerate(lower_terms)}
-            terms = [term for term in self.terms if len(term) == size]
-            left = [column[term[:-1]] for term in terms]
-            right = [term[-1] for term in terms]
+            left = []
+            right = []
+            for term in self.terms:
+                if len(term) == size:
+                    left.append(lower_terms.index(term[:-1]))
+                    right.append(term[-1])
             self._last.append(torch.tensor([left, right], device=device))
 
     def __call__(self, variables: Tensor) -> Tensor:
@@ -479,7 +479,7 @@ def polynomial_text(coefficients: Sequence[float], terms: Sequence[tuple[int, ..
     parts = []
     for coefficient, term in zip(coefficients, terms):
         if coefficient:
-            factors = [f"{coefficient:+.4g}", *(names[i] for i in term)]
+            factors = [f"{coefficient:+.4g}", *map(names.__getitem__, term)]
             parts.append(" ".join(factors))
     return " ".join(parts)
 

@@ -40,11 +40,14 @@ class TrueModel(Stateful):
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         state = obs.detach().cpu().numpy()
         env_action = self._encoding.decode(action.detach().cpu().numpy())
-        # The simulator computes in float64, the columns have the type of the observations.
+
+        def to_tensor(column: np.ndarray) -> Tensor:
+            # The simulator computes in float64, the columns have the type of the observations.
+            typed = np.asarray(column, state.dtype)
+            return torch.as_tensor(typed, device=obs.device)
+
         outcome = self._outcome(state, env_action)
-        columns = [np.asarray(column, state.dtype) for column in outcome]
-        tensors = [torch.as_tensor(column, device=obs.device) for column in columns]
-        next_obs, task, terminated = tensors
+        next_obs, task, terminated = map(to_tensor, outcome)
         if not member_predictions:
             return Predicted(next_obs, task, terminated)
         return Predicted(next_obs, task, terminated, next_obs[None])
@@ -86,16 +89,20 @@ class _Robot:
         for row, action in zip(obs, actions):
             # The solver's start must not depend on earlier calls.
             mujoco.mj_resetData(inner.model, inner.data)
-            inner.set_state(*self._state(row.astype(np.float64)))
-            outcomes.append(inner.step(action)[:3])
-        next_obs, reward, terminated = (np.array(column) for column in zip(*outcomes))
+            state = self._state(row.astype(np.float64))
+            inner.set_state(*state)
+            outcome = inner.step(action)
+            outcomes.append(outcome[:3])
+        next_obs, reward, terminated = map(np.array, zip(*outcomes))
         return next_obs, reward, terminated
 
     def _read(self, row: np.ndarray) -> State:
         """Positions and velocities of an observation that lists them; hidden positions are 0."""
         n_shown = self._n_positions - self._n_hidden
-        positions = np.concatenate([np.zeros(self._n_hidden), row[:n_shown]])
-        return positions, row[n_shown : n_shown + self._n_velocities]
+        hidden = np.zeros(self._n_hidden)
+        positions = np.concatenate([hidden, row[:n_shown]])
+        end = n_shown + self._n_velocities
+        return positions, row[n_shown:end]
 
 
 def _read_double_pendulum(row: np.ndarray) -> State:

@@ -66,15 +66,18 @@ class ClosedFormUpdate:
         self._sample_actions(rows, memory)
 
         # Equation 5: the critics are moved towards y = r + discount (Q(s', a') - alpha log p(a' | s')).
+        obs = memory.obs[:count]
+        next_obs = memory.obs[count:]
         x = memory.inputs
-        torch.cat([memory.obs[count:], memory.action[1]], -1, out=x)
+        torch.cat([next_obs, memory.action[1]], -1, out=x)
         next_q = self.target.forward(x, memory.critic)[..., 0]
-        next_value = learner.aggregate(next_q).sub_(alpha * memory.log_prob[1])
+        next_entropy_cost = alpha * memory.log_prob[1]
+        next_value = learner.aggregate(next_q).sub_(next_entropy_cost)
         target = torch.addcmul(rows.reward, rows.discount, next_value)
         if config.bounded_targets:
             learner.watch(rows.reward)
             target = learner.clip_target(target)
-        torch.cat([memory.obs[:count], rows.action], -1, out=x)
+        torch.cat([obs, rows.action], -1, out=x)
         q = self.critic.forward(x, memory.critic)
         error = q[..., 0] - target
         # The means are taken now, because the next pass writes into the memory of `q`.
@@ -83,7 +86,8 @@ class ClosedFormUpdate:
             "q": q.mean(),
             "td": error.mean(0).abs(),
         }
-        self.critic.backward(x, (error / count)[..., None], memory.critic)
+        q_grad = (error / count)[..., None]
+        self.critic.backward(x, q_grad, memory.critic)
         learner.critic_flat.step(config.learning_rate, config.max_grad_norm)
         learner.target_flat.lerp_(learner.critic_flat.value, config.tau)
 
@@ -92,7 +96,7 @@ class ClosedFormUpdate:
         value, slope = self._value_and_slope(x, memory)
         objective = value - alpha * memory.log_prob[0]
         output_grad = self._actor_output_grad(slope, alpha, memory)
-        self.actor.backward(memory.obs[:count], output_grad, memory.actor)
+        self.actor.backward(obs, output_grad, memory.actor)
         learner.actor_flat.step(config.learning_rate, config.max_grad_norm)
         metrics["actor_loss"] = -objective.mean()
         return metrics | learner.entropy_step(memory.log_prob[0])
@@ -122,7 +126,8 @@ class ClosedFormUpdate:
         torch.tanh(u, out=memory.action)
         # log(1 - tanh(u)^2) without its constant 2 log 2, which is subtracted in the last line.
         log_slope = softplus(-2 * u).add_(u).mul_(-2)
-        log_probs = memory.noise.square().mul_(-0.5).sub_(log_std).sub_(log_slope)
+        log_density = memory.noise.square().mul_(-0.5).sub_(log_std)
+        log_probs = log_density.sub_(log_slope)
         half_log_2pi = 0.5 * math.log(2 * math.pi)
         constant = learner.action_size * (half_log_2pi + 2 * math.log(2))
         torch.sum(log_probs, -1, out=memory.log_prob).sub_(constant)
@@ -151,11 +156,13 @@ class ClosedFormUpdate:
         grad = memory.output_grad
         d_mean, d_raw = grad[0].chunk(2, -1)
         torch.mul(action, 2 * alpha, out=d_mean)
-        d_mean -= slope * (1 - action.square())
+        action_slope = 1 - action.square()
+        d_mean -= slope * action_slope
         d_mean /= len(action)
         torch.mul(d_mean, memory.deviation[0], out=d_raw)
         d_raw -= alpha / len(action)
-        d_raw *= (1 - memory.squeezed[0].square()) * LOG_STD_HALF_RANGE
+        squeezed_slope = 1 - memory.squeezed[0].square()
+        d_raw *= squeezed_slope * LOG_STD_HALF_RANGE
         return grad
 
 
@@ -187,8 +194,9 @@ class _Layers:
     def backward(self, x: Tensor, output_grad: Tensor, space: "_Space") -> None:
         """Gradients of all weights, from those of the outputs (K, B, O) of the first B rows that went forward."""
         count = output_grad.shape[1]
-        expanded = x.expand(len(output_grad), *x.shape)
-        inputs = [expanded, *(hidden[:, :count] for hidden in space.hidden)]
+        inputs = [x.expand(len(output_grad), *x.shape)]
+        for hidden in space.hidden:
+            inputs.append(hidden[:, :count])
         slope = output_grad
         for layer in reversed(range(len(self.weights))):
             below = inputs[layer]
@@ -213,7 +221,8 @@ class _Layers:
             hidden = space.hidden[layer][member]
             if rows is not None:
                 hidden = hidden[rows]
-            slope = torch.ops.aten.threshold_backward(slope.expand_as(hidden), hidden, 0)
+            slope = slope.expand_as(hidden)
+            slope = torch.ops.aten.threshold_backward(slope, hidden, 0)
             weight = self.weights[layer][member]
             if layer == 0:
                 weight = weight[begin:]
@@ -225,9 +234,12 @@ class _Space:
     """Memory for B rows on their way through K networks and back."""
 
     def __init__(self, net: Stacked, rows: int, rows_back: int) -> None:
-        self.hidden = [torch.empty(net.count, rows, units) for units in net.hidden]
         self.outputs = torch.empty(net.count, rows, net.outputs)
-        self.back = [torch.empty(net.count, rows_back, units) for units in net.hidden]
+        self.hidden = []
+        self.back = []
+        for units in net.hidden:
+            self.hidden.append(torch.empty(net.count, rows, units))
+            self.back.append(torch.empty(net.count, rows_back, units))
 
 
 class _Memory:

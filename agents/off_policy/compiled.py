@@ -47,13 +47,17 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
     else:
         metrics = _learn_policy(compiled, learner, rows, count)
     # DQN's kernel returns the first two metrics alone.
-    named = zip(METRIC_NAMES, metrics.tolist())
-    return {name: torch.tensor(value) for name, value in named}
+    named = {}
+    for name, value in zip(METRIC_NAMES, metrics.tolist()):
+        named[name] = torch.tensor(value)
+    return named
 
 
 def _learn_values(compiled: Any, learner: DeepQ, rows: list[Any], count: int) -> Any:
     flat = learner.critic_flat
     settings = np.array(_optimiser_settings(learner))
+    size = len(rows[0]) // count
+    takes_least = learner.config.target == "min"
     metrics = compiled.deep_q(
         _vectors(flat),
         learner.target_flat.numpy(),
@@ -62,9 +66,9 @@ def _learn_values(compiled: Any, learner: DeepQ, rows: list[Any], count: int) ->
         learner.critic.count,
         _whitening(learner),
         *rows,
-        len(rows[0]) // count,
+        size,
         settings,
-        learner.config.target == "min",
+        takes_least,
     )
     flat.steps += count
     return metrics
@@ -81,27 +85,32 @@ def _learn_policy(compiled: Any, critics: Critics, rows: list[Any], count: int) 
         now.normal_(generator=learner.generator)
     settings = _optimiser_settings(learner)
     settings += [learner.target_entropy, learner.learned_alpha, MIN_LOG_STD, MAX_LOG_STD]
-    flats = [learner.critic_flat, learner.actor_flat, learner.alpha_flat]
+    critic = learner.critic_flat
+    actor = learner.actor_flat
+    alpha = learner.alpha_flat
+    # The kernel moves weights, moments and targets in place; the steps that it took are counted afterwards.
+    step_counts = _step_counts([critic, actor, alpha])
+    takes_least = learner.config.target == "min"
     metrics = compiled.soft_actor_critic(
-        _vectors(learner.critic_flat),
+        _vectors(critic),
         learner.target_flat.numpy(),
-        _step_counts(flats),
+        step_counts,
         _layer_sizes(learner.critic),
         learner.critic.count,
         _whitening(learner),
         *rows,
         size,
         np.array(settings),
-        learner.config.target == "min",
-        _vectors(learner.actor_flat),
-        _vectors(learner.alpha_flat),
+        takes_least,
+        _vectors(actor),
+        _vectors(alpha),
         _layer_sizes(learner.actor),
         noise.numpy(),
     )
-    learner.critic_flat.steps += count
-    learner.actor_flat.steps += count
+    critic.steps += count
+    actor.steps += count
     if learner.learned_alpha:
-        learner.alpha_flat.steps += count
+        alpha.steps += count
     return metrics
 
 
@@ -120,11 +129,13 @@ def _merge_minibatches(parts: Sequence[Rows], count: int) -> list[np.ndarray]:
 
 def _vectors(flat: Flat) -> tuple[np.ndarray, ...]:
     """Values, gradients and Adam's two moments, which the kernel writes into."""
-    return flat.value.numpy(), flat.grad.numpy(), flat.mean.numpy(), flat.square.numpy()
+    vectors = (flat.value, flat.grad, flat.mean, flat.square)
+    return tuple(vector.numpy() for vector in vectors)
 
 
 def _step_counts(flats: list[Flat]) -> np.ndarray:
-    return np.array([int(flat.steps) for flat in flats])
+    steps = torch.stack([flat.steps for flat in flats])
+    return steps.numpy().astype(np.int64)
 
 
 def _layer_sizes(net: Any) -> np.ndarray:

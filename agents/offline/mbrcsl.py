@@ -70,7 +70,10 @@ class MBRCSL(RCSL):
             recorded.terminated,
             recorded.step,
         )
-        table = [torch.as_tensor(np.asarray(x, np.float32), device=self.device) for x in columns]
+        table = []
+        for column in columns:
+            numbers = np.asarray(column, np.float32)
+            table.append(torch.as_tensor(numbers, device=self.device))
         place: dict[str, Any] = {"seed": self.seed, "device": str(self.device)}
         settings = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
         model = DynamicsEnsemble(self.own, settings, **place)
@@ -95,29 +98,32 @@ class MBRCSL(RCSL):
         groups = config.rollouts // ROLLOUTS_A_START
         drawn = draw_integers(self._generator, len(parts), groups)
         first_rows = []
-        returns_of_parts = []
+        recorded_returns = []
         for index in drawn.tolist():
             part = parts[index]
             first_rows.append(part.start)
-            returns_of_parts.append(self._data.reward[part].sum())
-        recorded_returns = np.array(returns_of_parts)
+            recorded_returns.append(self._data.reward[part].sum())
         starts = obs[first_rows].repeat_interleave(ROLLOUTS_A_START, 0)
         # Each member predicts its mean, so that members differ by what they do not know alone.
         mean: Any = SimpleNamespace(step=partial(model.step, sample=False))
-        some = draw_order(self._generator, len(obs))
-        some = some[:MAX_COMPARED_TRANSITIONS]
-        outcome = mean.step(obs[some], action[some], member_predictions=True)
+        order = draw_order(self._generator, len(obs))
+        compared = order[:MAX_COMPARED_TRANSITIONS]
+        outcome = mean.step(obs[compared], action[compared], member_predictions=True)
         max_disagreement = disagreement(outcome).amax()
         rollout, disagreements = self._roll_out(mean, clone, obs, starts)
         returns = rollout.reward.sum(0)
-        unsure = (disagreements * rollout.alive).amax(0) > max_disagreement
-        returns[unsure] = -torch.inf
+        counted = disagreements * rollout.alive
+        is_unsure = counted.amax(0) > max_disagreement
+        returns[is_unsure] = -torch.inf
         count = max(round(config.best * ROLLOUTS_A_START), 1)
-        top = returns.view(-1, ROLLOUTS_A_START).topk(count, 1)
-        group, place = (top.values > -torch.inf).nonzero().T
+        by_start = returns.view(-1, ROLLOUTS_A_START)
+        top = by_start.topk(count, 1)
+        is_sure = top.values > -torch.inf
+        group, place = is_sure.nonzero().T
         rows = group * ROLLOUTS_A_START + top.indices[group, place]
         best_return = float(returns[rows].mean())
-        recorded_return = float(recorded_returns[group.cpu().numpy()].mean())
+        recorded = np.array(recorded_returns)[group.cpu().numpy()]
+        recorded_return = float(recorded.mean())
         # NaN, the mean of no rollout, is refused, too.
         if not best_return > recorded_return:
             raise ValueError(
@@ -142,29 +148,24 @@ class MBRCSL(RCSL):
 
         def act(states: Tensor, t: int) -> tuple[Tensor, None]:
             action, _ = clone.predict(states.cpu().numpy(), deterministic=False)
-            encoded = torch.as_tensor(self.own.encode(action), device=self.device)
-            return encoded, None
+            encoded = self.own.encode(action)
+            return torch.as_tensor(encoded, device=self.device), None
 
         def bounded_reward(*transition: Tensor) -> Tensor:
-            return transition[3].clamp(low, high)
+            task = transition[3]
+            return task.clamp(low, high)
 
         def lost_reward(outcome: Predicted) -> Tensor:
             before = survival[-1]
             disagreements.append(disagreement(outcome))
-            survival.append(before * (1 - outcome.terminated))  # type: ignore[operator]
+            assert outcome.terminated is not None
+            survival.append(before * (1 - outcome.terminated))
             reward = outcome.reward.clamp(low, high)
             return reward * (1 - before)
 
-        rollout = imagine(
-            model,
-            act,
-            bounded_reward,
-            ends=None,
-            obs=starts,
-            horizon=self.config.horizon,
-            penalty=lost_reward,
-            bounds=(obs.amin(0), obs.amax(0)),
-        )
+        bounds = (obs.amin(0), obs.amax(0))
+        horizon = self.config.horizon
+        rollout = imagine(model, act, bounded_reward, None, starts, horizon, penalty=lost_reward, bounds=bounds)
         return rollout, torch.stack(disagreements)
 
     def _read_rollouts(self, rollout: Any, rows: Tensor) -> Transitions:
@@ -172,14 +173,16 @@ class MBRCSL(RCSL):
         alive = rollout.alive[:, rows].T
 
         def read(column: Tensor) -> np.ndarray:
-            return column[:, rows].transpose(0, 1)[alive].cpu().numpy()
+            by_rollout = column[:, rows].transpose(0, 1)
+            return by_rollout[alive].cpu().numpy()
 
         step = read(rollout.step)
         terminated = read(rollout.terminated)
+        action = read(rollout.action)
         last = np.append(step[1:] == 0, True)
         return Transitions(
             obs=read(rollout.obs),
-            action=self.own.decode(read(rollout.action)),
+            action=self.own.decode(action),
             reward=read(rollout.reward),
             next_obs=read(rollout.next_obs),
             terminated=terminated,

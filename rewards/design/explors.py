@@ -86,17 +86,22 @@ class ExploRS(Learned):
         if not len(rows.step):
             return {}
         self.watch(rows)
-        tail = self.in_pieces(self._value, self.inputs(batch.flatten().next_obs))
-        task_returns = returns_to_go(batch, tail.cpu().numpy().reshape(batch.shape), self.discount)
-        reached = task_returns[np.asarray(batch.valid, bool)]
+        next_rows = self.inputs(batch.flatten().next_obs)
+        values = self.in_pieces(self._value, next_rows).cpu().numpy()
+        tail = values.reshape(batch.shape)
+        task_returns = returns_to_go(batch, tail, self.discount)
+        valid = np.asarray(batch.valid, bool)
+        reached = task_returns[valid]
         self.returns.update(reached)
         standardised = (reached - self.returns.mean) / self._deviation()
         target = torch.from_numpy(standardised.astype(np.float32)).to(self.device)
-        return self.fit((self.inputs(rows.obs), self.actions(rows.action), target))
+        x = self.inputs(rows.obs)
+        return self.fit((x, self.actions(rows.action), target))
 
     def _value(self, x: Tensor) -> Tensor:
         """What the task returns from rows (N, size) on: (N,)."""
-        return self.value(x).squeeze(1) * float(self._deviation()) + float(self.returns.mean)
+        standardised = self.value(x).squeeze(1)
+        return standardised * float(self._deviation()) + float(self.returns.mean)
 
     def _deviation(self) -> np.ndarray:
         return np.maximum(self.returns.std, 1e-6)
@@ -108,12 +113,15 @@ class ExploRS(Learned):
         policy = softmax(logits.detach(), 1)
         advantage = target - value.detach()
         bonus = self._bonuses(x)
-        above_mean = (bonus * action).sum(1) - (bonus * policy).sum(1)
+        mean_bonus = (bonus * policy).sum(1)
+        above_mean = (bonus * action).sum(1) - mean_bonus
         probability = (policy * action).sum(1)
+        value_error = target - value
+        design = probability * advantage * above_mean
         return {
-            "value_loss": (target - value).square().mean(),
+            "value_loss": value_error.square().mean(),
             "clone_loss": self.actions.loss(logits, action),
-            "design_loss": -(probability * advantage * above_mean).mean(),
+            "design_loss": -design.mean(),
         }
 
 

@@ -145,9 +145,7 @@ class Hindsight(Forward):
             return {"reconstruction_loss": reconstruction}
         for _ in range(self.config.critic_steps):
             information = self.batch_information(given, z.detach())
-            self.critic_optimizer.grad.zero_()
-            (-information).backward()
-            self.critic_optimizer.step(self.config.learning_rate)
+            self.critic_optimizer.descend(-information, self.config.learning_rate)
         # The gradient of this term reaches the critic too, which clears its own before each step.
         information = self.batch_information(given, z)
         return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}

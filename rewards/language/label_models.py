@@ -236,10 +236,7 @@ class LabelModel(Stateful):
             w = torch.as_tensor(weight[rows], dtype=torch.float32, device=self.device)
             f = self._logits([items[row] for row in rows.tolist()])
             loss = binary_cross_entropy_with_logits(f, y, w)
-            self.optimizer.grad.zero_()
-            loss.backward()
-            self.optimizer.step(self.learning_rate, max_grad_norm=10.0)
-            total += float(loss.detach())
+            total += float(self.optimizer.descend(loss, self.learning_rate, 10.0))
         self.net.eval()
         self.steps += steps
         return total / max(steps, 1)

@@ -204,9 +204,8 @@ class Hops(Whitened):
             p = x[rows[t, 0]]
             q = x[rows[t, 1]]
             error = self(p, q) - target[t]
-            flat.grad.zero_()
-            error.square().mean().backward()
-            flat.step(config.learning_rate * (1 - t / config.steps))
+            rate = config.learning_rate * (1 - t / config.steps)
+            flat.descend(error.square().mean(), rate)
             errors.append(error.detach().abs().mean())
         last_tenth = errors[-max(config.steps // 10, 1) :]
         return float(torch.stack(last_tenth).mean())

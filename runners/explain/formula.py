@@ -25,8 +25,8 @@ def fit_polynomials(
 
     Returns the equations as `lines`, a line each, and their `fidelity`: R^2 of the actions that were held out.
     """
-    inputs = torch.from_numpy(np.asarray(read, np.float64))
-    goal = torch.from_numpy(np.asarray(actions, np.float64))
+    inputs = torch.tensor(read, dtype=torch.float64)
+    goal = torch.tensor(actions, dtype=torch.float64)
     fitted = torch.from_numpy(~held_out)
     library = Library(inputs.shape[1], 0, 0, affine=False)
     scale = _positive(inputs[fitted].std(0, correction=0))
@@ -41,13 +41,18 @@ def fit_polynomials(
     fidelity = 1 - error / max(variation, 1e-12)
 
     # A monomial of scaled numbers is one of the numbers themselves, divided by their scales.
-    units = torch.stack([scale[list(term)].prod() for term in library.terms])
-    raw = (coefficients / units[:, None]).T.tolist()
+    units = []
+    for term in library.terms:
+        factors = scale[list(term)]
+        units.append(factors.prod())
+    raw = coefficients / torch.stack(units)[:, None]
     words = []
     for name in names:
-        words.append(f"({name})" if " " in name else name)
+        if " " in name:
+            name = f"({name})"
+        words.append(name)
     lines = []
-    for number, row in enumerate(raw):
+    for number, row in enumerate(raw.T.tolist()):
         text = polynomial_text(row, library.terms, words) or "0"
         lines.append(f"action {number} = {text}")
     return {"lines": lines, "fidelity": float(fidelity)}

@@ -164,7 +164,7 @@ def test_the_critic_raises_the_information_and_the_generator_lowers_it(monkeypat
 def test_the_critic_takes_its_own_steps_before_each_of_the_generators(steps, monkeypatch):
     reward, taken = make(critic_steps=steps, invariance=1.0, batch_size=32), []
     step = reward.critic_optimizer.step
-    monkeypatch.setattr(reward.critic_optimizer, "step", lambda rate: taken.append(1) or step(rate))
+    monkeypatch.setattr(reward.critic_optimizer, "step", lambda *rates: taken.append(1) or step(*rates))
     reward.update(coins(64, 0))
     assert len(taken) == 2 * steps
 

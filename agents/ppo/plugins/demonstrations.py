@@ -60,6 +60,7 @@ class Demonstrations(Extra):
         self.action = _as_choices(agent.policy.actions, data.action)
         self.rate = Schedule(config.demo_rate)
         self.adam = Flat(agent.flat.value)
+        self.adam.grad = agent.flat.grad
         self.rng = np.random.default_rng([agent.seed, 5])
 
     @classmethod
@@ -115,11 +116,7 @@ class Demonstrations(Extra):
         log_std = None if net.log_std is None else net.log_std.detach()
         action = learner.tensor(self.action[index])
         loss = net.actions.surprise(outputs, log_std, action).mean()
-        learner.flat.grad.zero_()
-        loss.backward()
-        self.adam.grad.copy_(learner.flat.grad)
-        self.adam.step(rate, self.config.max_grad_norm)
-        return loss.detach()
+        return self.adam.descend(loss, rate, self.config.max_grad_norm)
 
 
 def _end_episodes(rollout: Transitions) -> Transitions:

@@ -86,6 +86,7 @@ class Imitation(Extra):
         # Of the learning rate over PPO's, and Adam with moments of its own.
         self.rate = Schedule(config.imitate)
         self.adam = Flat(flat.value)
+        self.adam.grad = flat.grad
         # A tree of (M, ...), episodes one after the other, the oldest first.
         self.rows: Any = None
         # The same of the running episodes, of one environment after another, and its column.
@@ -170,11 +171,7 @@ class Imitation(Extra):
         n_with_gain = (gain > 0).sum().clamp(min=MIN_DIVISOR_ROWS)
         value_loss = value.sum() / n_with_gain
         loss = policy_loss + value_loss
-        learner.flat.grad.zero_()
-        loss.backward()
-        self.adam.grad.copy_(learner.flat.grad)
-        self.adam.step(rate, self.config.max_grad_norm)
-        return loss.detach()
+        return self.adam.descend(loss, rate, self.config.max_grad_norm)
 
     def _add_rollout(self, scored: ScoredRollout) -> None:
         """Keep the rows of a rollout, and of the episodes that ended in it those that are to be imitated."""
