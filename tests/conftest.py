@@ -1,4 +1,5 @@
 import base64
+import functools
 import gc
 import importlib
 import importlib.util
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from lodestar.packages import distribution, install_extra, module_of, read_requirements
 
@@ -62,8 +64,9 @@ gc.disable()
 # Its number among the processes of pytest-xdist, and how many there are.
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-# What takes long to import, hence to compile in a fresh environment.
-SLOW_IMPORTS = ("torch", "scipy.stats", "matplotlib.figure", "pandas", "networkx")
+# What takes long to import, hence to compile in a fresh environment. An optimizer imports torch._dynamo anyway: loaded
+# here, the processes that tests fork have it already.
+SLOW_IMPORTS = ("torch", "scipy.stats", "matplotlib.figure", "pandas", "networkx", "torch._dynamo")
 
 
 def rotate_for_worker(things):
@@ -89,9 +92,24 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """From here on garbage is collected, but not looked for among what was imported."""
+    """From here on garbage is collected, but not looked for among what was imported, and less often than by default."""
     gc.freeze()
+    gc.set_threshold(5_000)
     gc.enable()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """A worker sends a report of the call, and of a set-up or an end only if it failed or was skipped.
+
+    Each report takes a millisecond of the worker and of the process that prints.
+    """
+    if WORKERS == 1:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,21 +125,36 @@ def draw_curve():
     from lodestar.files import replacing
     from runners.run import curve
 
-    def save_blank(figure, path):
+    def save_blank(path):
         with replacing(path) as temporary:
             Path(temporary).write_bytes(BLANK_PNG)
         return path
 
-    draw = curve._save
-    curve._save = save_blank
-    yield draw
-    curve._save = draw
+    with pytest.MonkeyPatch.context() as patch:
+        drawing = {"curve": curve.curve, "_save": curve._save}
+        patch.setattr(curve, "curve", lambda folder, title, **options: save_blank(folder / "curve.png"))
+        patch.setattr(curve, "_save", lambda figure, path: save_blank(path))
+        yield drawing
 
 
 @pytest.fixture
 def drawn_curves(draw_curve, monkeypatch):
     """Curves are drawn in this test."""
-    monkeypatch.setattr("runners.run.curve._save", draw_curve)
+    for name, function in draw_curve.items():
+        monkeypatch.setattr(f"runners.run.curve.{name}", function)
+
+
+@pytest.fixture
+def short_fits(monkeypatch):
+    """Dyna fits its model and its head of rewards in few steps, in tests of what is around them."""
+    from agents.dyna import imagination
+    from agents.dynamics import rollout, sindy
+
+    short = functools.partial(imagination.EnsembleConfig, first_steps=5)
+    monkeypatch.setattr(imagination, "EnsembleConfig", short)
+    monkeypatch.setattr(imagination, "REWARD_HEAD_STEPS", 5)
+    monkeypatch.setattr(rollout, "REFIT_STEPS", 5)
+    monkeypatch.setattr(sindy, "REWARD_NET_STEPS", 5)
 
 
 def missing_extra(words):

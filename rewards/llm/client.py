@@ -26,6 +26,7 @@ import json
 import os
 import random
 import re
+import ssl
 import threading
 import time
 from collections import deque
@@ -105,6 +106,12 @@ def _import_http() -> Any:
     return httpx2
 
 
+@functools.cache
+def _trusted_certificates() -> ssl.SSLContext:
+    """Every client of this process shares them, as reading them takes longer than building a client."""
+    return _import_http().create_ssl_context()
+
+
 @dataclass(eq=False)
 class Endpoint(Settings):
     """A model on a server. The key itself is read from the environment when a question is sent and is kept nowhere."""
@@ -171,7 +178,8 @@ class Chat:
         self._random = random.Random(endpoint.seed)
         self._loop = _loop(os.getpid())
         self._http = _import_http()
-        self._client = self._http.AsyncClient(timeout=self._http.Timeout(None, connect=endpoint.connect))
+        timeout = self._http.Timeout(None, connect=endpoint.connect)
+        self._client = self._http.AsyncClient(timeout=timeout, verify=_trusted_certificates())
 
     def ask(
         self,

@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from runners.run.folder import LOG
+from filelock import Timeout
+
+from runners.run.folder import LOG, lock_of
 from runners.train import main
 from tests.faults import Fault, Found
 from tests.faults.child import run, train, until, warm
@@ -160,10 +162,21 @@ def workers_set_up(folder: Path, quick: bool) -> Found:
             return train(**options)
 
         code, _ = run(killed, folder / "first.txt")
+        # The lock is free once the last of its workers, which share it, has ended as well.
+        until(lambda place=place: is_unlocked(place))  # type: ignore[misc]
         again, printed = run(lambda options=options: train(**options), folder / "second.txt")  # type: ignore[misc]
         if (code, again) != (-signal.SIGKILL, 0):
             failed.append(f"{kind}: codes {code} and {again}, {last(printed)}")
     return Found(2, len(failed), {}, "; ".join(failed) or "the same command began them")
+
+
+def is_unlocked(folder: Path) -> bool:
+    """Whether no process holds the lock of a run's folder."""
+    try:
+        with lock_of(folder).acquire(timeout=0):
+            return True
+    except Timeout:
+        return False
 
 
 FAULTS = [

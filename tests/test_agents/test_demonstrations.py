@@ -19,6 +19,7 @@ from lodestar.numerics.returns import returns
 from rewards.base import Reward, RewardConfig
 from tests.rollouts import blank
 
+pytestmark = pytest.mark.usefixtures("short_fits")
 TINY = {
     **{"model_hidden": [8], "model_steps": 20, "model_every": 50, "learning_starts": 50, "batch_size": 16},
     **{"net_arch": [8], "updates_per_step": 1.0, "rollouts_per_step": 1.0, "rollout": 25},
@@ -178,12 +179,9 @@ POLE = {"env": "CartPole-v1", "demos": "", "imitate": 0.25}  # where every step 
 )
 def test_a_run_with_demonstrations_continues_exactly(changes):
     def build():
-        model = agent(n=2, **changes)
-        if model.imagination is not None:
-            model.imagination.model.config.first_steps = 5
-        return model
+        return agent(n=2, **changes)
 
-    whole = build().learn(450, log_interval=None)
+    whole = build().learn(150, log_interval=None)
     state, world = copy.deepcopy(whole.get_state()), copy.deepcopy(whole.envs.snapshot())
     whole.learn(50, reset_num_timesteps=False, log_interval=None)
     second = build()

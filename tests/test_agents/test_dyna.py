@@ -17,6 +17,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import HorizonSchedule
 from agents.off_policy.dqn import DeepQ
 
+pytestmark = pytest.mark.usefixtures("short_fits")
 TINY = {
     "model_hidden": [8],
     "model_steps": 20,
@@ -41,13 +42,6 @@ CHEAPER = {
 def agent(env="Pendulum-v1", n=1, seed=0, scorer=None, options=None, **changes):
     made = envs.make.make_vec(env, n, seed=seed, backend="auto", **(options or {}))
     return Dyna(made, DynaConfig(**{**TINY, **changes}), scorer=scorer, seed=seed)
-
-
-def quick(model, updates=1):
-    """The same, but a first fit of the model takes few steps as well."""
-    if model.imagination is not None and hasattr(model.imagination.model, "config"):
-        model.imagination.model.config.first_steps = updates
-    return model
 
 
 def weights(model):
@@ -83,7 +77,7 @@ class Bright(TaskScorer):
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "factored"])
 def test_every_preset_learns_something_on_pendulum(preset):
-    model = quick(agent(preset=preset, **CHEAPER.get(preset, {})), 20)
+    model = agent(preset=preset, **CHEAPER.get(preset, {}))
     before = weights(model)
     model.learn(70, log_interval=None)
     assert model.num_timesteps == 70 and model._n_updates == int(21 * model.config.updates_per_step)
@@ -96,7 +90,7 @@ def test_every_preset_learns_something_on_pendulum(preset):
 @pytest.mark.parametrize("preset", ["sac", "single", "factored"])
 def test_discrete_actions_are_learned_by_dqn(preset):
     world = "lodestar/ButtonGrid-v0" if preset == "factored" else "CartPole-v1"
-    model = quick(agent(world, preset=preset, epsilon=0.3, horizon=2), 20)
+    model = agent(world, preset=preset, epsilon=0.3, horizon=2)
     before = weights(model)
     model.learn(80, log_interval=None)
     assert isinstance(model.learner, DeepQ) and model.learner.epsilon == pytest.approx(0.3)
@@ -122,7 +116,7 @@ def test_updates_are_counted_by_transitions_of_all_environments(mode):
 
 
 def test_batches_mix_real_and_imagined_rows_by_the_ratio():
-    model = quick(agent(preset="single", real_ratio=0.25, horizon=2))
+    model = agent(preset="single", real_ratio=0.25, horizon=2)
     model.learn(60, log_interval=None)
     seen = []
     update = model._learn
@@ -141,7 +135,7 @@ def test_the_horizon_grows_along_its_schedule():
 
 
 def test_rollouts_have_the_length_of_the_schedule():
-    model = quick(agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100))
+    model = agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100)
     model.learn(100, log_interval=None)
     assert len(model.imagination.buffer) == 100 * 3
     torch.testing.assert_close(model.means.sums["rollout_length"], torch.tensor(3.0))
@@ -195,7 +189,7 @@ def test_the_threshold_of_the_filter_is_the_given_one():
 @pytest.mark.parametrize("relabel", [True, False])
 def test_real_and_imagined_rows_are_relabelled_unless_switched_off(relabel):
     scorer = Flip(0.99)
-    model = quick(agent(preset="single", scorer=scorer, relabel=relabel))
+    model = agent(preset="single", scorer=scorer, relabel=relabel)
     model.learn(100, log_interval=None)
     before = model.replay.rows(torch.arange(16)).reward, model.imagination.buffer.table[:16]
     state = copy.deepcopy(model.imagination.buffer.state_dict())
@@ -222,7 +216,7 @@ def test_a_frozen_reward_scores_new_rows_by_what_it_has_learned():
 
 
 def test_a_reward_that_looks_at_pixels_is_learned_by_a_head_with_a_note():
-    model = quick(agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8}))
+    model = agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8})
     assert model.imagination.reward_source.how == "head" and "frame" in model.notes[0]
     model.learn(60, log_interval=None)
     assert "head_gap" in model.means.sums
@@ -244,7 +238,7 @@ def test_a_run_that_is_stopped_continues_to_the_same_numbers(preset):
     options = {"preset": preset, "n": 2, "model_steps": 5, **CHEAPER.get(preset, {})}
 
     def fresh():
-        return quick(agent(**options), 5)
+        return agent(**options)
 
     whole = fresh().learn(76, log_interval=None)
     state, world = copy.deepcopy(whole.get_state()), copy.deepcopy(whole.envs.snapshot())
@@ -259,7 +253,7 @@ def test_a_run_that_is_stopped_continues_to_the_same_numbers(preset):
 
 
 def test_a_file_brings_the_policy_back(tmp_path):
-    model = quick(agent(preset="single")).learn(60, log_interval=None)
+    model = agent(preset="single").learn(60, log_interval=None)
     model.save(str(tmp_path / "model"))
     loaded = Dyna.load(str(tmp_path / "model"), model.envs)
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -271,7 +265,7 @@ def test_a_file_brings_the_policy_back(tmp_path):
 
 @pytest.mark.parametrize("preset", ["single", "dhmbpo"])
 def test_rollouts_that_diverge_are_cut_and_counted(preset):
-    model = quick(agent(preset=preset, horizon=5, retain=1, **CHEAPER["dhmbpo"]))
+    model = agent(preset=preset, horizon=5, retain=1, **CHEAPER["dhmbpo"])
     model.learn(60, log_interval=None)
     model.imagination.model.fit = lambda replay: {}
     with torch.no_grad():
@@ -377,7 +371,7 @@ class Lone(gym.Env):
 
 def test_without_a_known_rule_the_model_learns_the_end_of_episodes():
     made = SyncVectorEnv([Lone], autoreset_mode=AutoresetMode.SAME_STEP)
-    model = quick(Dyna(made, DynaConfig(**{**TINY, "preset": "single"}), seed=0))
+    model = Dyna(made, DynaConfig(**{**TINY, "preset": "single"}), seed=0)
     assert model.imagination.ends is None
     model.learn(60, log_interval=None)
     assert model.imagination.model.step(torch.zeros(3, 2), torch.zeros(3, 1)).terminated.shape == (3,)

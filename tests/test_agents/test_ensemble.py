@@ -74,16 +74,16 @@ def test_members_side_by_side_equal_a_loop_over_them():
 
 @pytest.mark.parametrize("kind", ["gauss", pytest.param("det", marks=pytest.mark.nightly)])
 def test_linear_dynamics_are_learned_and_so_is_its_reward(kind):
-    model = ensemble(members=2, kind=kind, first_steps=1000)
+    model = ensemble(members=2, kind=kind, first_steps=700)
     metrics = model.fit(linear_rows())
     obs, action, next_obs, task, *_ = linear_rows(500, seed=1).arrays()
     predicted = model.step(obs, action, sample=False)
     assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.999).all() and r2(predicted.reward, task) > 0.999
-    assert metrics["model_error"] < 0.03 and metrics["model_steps"] == 1000
+    assert metrics["model_error"] < 0.03 and metrics["model_steps"] == 700
 
 
 def test_noise_is_recovered_as_the_deviation_a_member_predicts():
-    model = ensemble(members=1, hidden=[32])
+    model = ensemble(members=1, hidden=[32], first_steps=700)
     model.fit(linear_rows(6000, noise=0.1))
     obs, action, *_ = linear_rows(500, seed=1).arrays()
     predicted = model.step(obs, action, member_predictions=True)
@@ -261,7 +261,9 @@ def test_discrete_actions_and_the_end_of_an_episode_are_learned():
     next_obs = obs + action @ torch.tensor([[-0.5], [0.0], [0.5]])
     ended = (next_obs[:, 0].abs() > 1).float()
     line = SpaceEncoding(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3))
-    model = DynamicsEnsemble(line, EnsembleConfig(members=1, hidden=[32, 32], terminations=True, batch_size=64))
+    model = DynamicsEnsemble(
+        line, EnsembleConfig(members=1, hidden=[32, 32], terminations=True, batch_size=64, first_steps=700)
+    )
     model.fit(Rows(obs, action, next_obs, next_obs[:, 0], ended))
     predicted = model.step(obs, action, sample=False)
     assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.995).all()

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from test_iql import CORRIDOR, GAMMA, STATES, TWO
 
+from agents.offline import fitted
 from agents.offline.fitted import fitted_value
 
 # Both actions of three states in a row; only the first state begins an episode.
 DATA = CORRIDOR.replace(step=np.array([0, 0, 1, 1, 2, 2]))
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch):
+    """Three states need neither the layers nor the minibatches of a recording."""
+    monkeypatch.setattr(fitted, "FITTED_UNITS", [32])
+    monkeypatch.setattr(fitted, "FITTED_BATCH", 32)
 
 
 def policy(*choices):

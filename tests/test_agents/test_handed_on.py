@@ -19,6 +19,7 @@ from lodestar.state import pack, unpack
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
 
+pytestmark = pytest.mark.usefixtures("short_fits")
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 1, "net_arch": [8], "sequence": 8}
 TINY = {"learning_starts": 20, "batch_size": 4, "net_arch": [8], "model_hidden": [8], "model_steps": 2}
 LATENT = {
@@ -54,10 +55,7 @@ def mix(made, names=("task", "rnd", "count")):
 def fresh(name, names=("task", "rnd", "count"), backend="gym"):
     cls, config, env, _ = MADE[name]()
     made = envs.make.make_vec(env, 2, seed=0, backend=backend)
-    model = cls(made, config, scorer=mix(made, names), seed=0)
-    if getattr(model, "imagination", None) is not None:
-        model.imagination.model.config.first_steps = 2  # of the model's first fit, which takes longest
-    return model
+    return cls(made, config, scorer=mix(made, names), seed=0)
 
 
 def learn(model, name):

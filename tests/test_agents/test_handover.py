@@ -130,7 +130,7 @@ def test_means_behind_a_tanh_are_for_sac_and_others_for_ppo():
     np.testing.assert_allclose(act(sac, obs), act(clone, obs), atol=1e-4)
 
 
-def test_dyna_begins_with_what_dyna_learned_offline():
+def test_dyna_begins_with_what_dyna_learned_offline(short_fits):
     vector = world("Pendulum-v1")
     options = {**SAC, "members": 1, "model_hidden": [8], "model_steps": 2, "preset": "mbpo"}
     place = (vector.single_observation_space, vector.single_action_space)

@@ -127,7 +127,7 @@ def dqn(venv, seed=0, **changes):
 
 
 def test_dqn_never_chooses_a_forbidden_action_here_and_in_workers():
-    model = dqn(doors_venv(1), train_freq=16).learn(2_000)
+    model = dqn(doors_venv(1), train_freq=8).learn(1_000)
     assert isinstance(model, MaskedDQN) and model.masked and model._n_updates > 100
     venv = doors_venv(2, workers={"processes": 2})
     try:

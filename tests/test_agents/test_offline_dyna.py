@@ -1,9 +1,12 @@
 """Dyna on a recording of random actions on a line: it goes where the reward is, and nothing is stepped."""
 
+import functools
+
 import numpy as np
 import pytest
 from test_iql import LINE, STICK, batch
 
+from agents.dyna import imagination
 from agents.dyna.offline import OfflineDyna, OfflineDynaConfig
 from envs.datasets.recordings import RecordedEnvs
 
@@ -25,7 +28,10 @@ def taught(data, signal=None, steps=200, **options):
     return agent.learn(steps)
 
 
-def test_it_goes_where_the_reward_is_and_a_file_brings_it_back(tmp_path):
+def test_it_goes_where_the_reward_is_and_a_file_brings_it_back(tmp_path, monkeypatch):
+    # One unit of a line needs no thousand steps.
+    short = functools.partial(imagination.EnsembleConfig, first_steps=300)
+    monkeypatch.setattr(imagination, "EnsembleConfig", short)
     agent = taught(walked())
     assert agent.config.preset == "mopo" and agent.num_timesteps == agent._n_updates == 200
     assert len(agent.replay) == 600 and len(agent.imagination.buffer) > 600

@@ -62,8 +62,8 @@ class Toy(gym.Env):
 @pytest.mark.parametrize("name", ["Value", "Observation", "Discount", "Policy", "Joint"])
 def test_it_solves_the_probes(name, path):
     made = envs.make.make_vec(f"lodestar/Probe{name}-v0", 8, seed=0)
-    config = PPOConfig(n_steps=32, batch_size=64, n_epochs=8, learning_rate=5e-3, gamma=0.5, net_arch=[16], path=path)
-    model = PPO(made, config, seed=0).learn(8 * 32 * 25)
+    config = PPOConfig(n_steps=32, batch_size=64, n_epochs=8, learning_rate=1e-2, gamma=0.5, net_arch=[16], path=path)
+    model = PPO(made, config, seed=0).learn(8 * 32 * 15)
     expected = {"Value": [[0, 1]], "Observation": [[-1, -1], [1, 1]], "Discount": [[0, 0.5], [1, 1]]}
     for obs, value in expected.get(name, []):
         got = model.policy(torch.tensor([[float(obs)]]), {})[1].item()
@@ -149,8 +149,8 @@ def test_streams_have_values_of_their_own():
         update = staticmethod(lambda batch, raw, timesteps: {})
         total = staticmethod(lambda batch, memory, timesteps: (batch.reward, memory))
 
-    config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], gae_lambda=0.0)
-    model = PPO(made, config, scorer=Twice(), seed=0).learn(8 * 32 * 30)
+    config = PPOConfig(n_steps=32, batch_size=64, learning_rate=1e-2, net_arch=[16], gae_lambda=0.0)
+    model = PPO(made, config, scorer=Twice(), seed=0).learn(8 * 32 * 15)
     np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach()[0], [1.0, 2.0], atol=0.1)
 
 
@@ -158,8 +158,8 @@ def test_one_value_of_the_sum_is_the_value_of_the_weighted_rewards():
     made = vector(*[lambda: Toy(spaces.Box(0, 0, (1,), np.float32), spaces.Discrete(1), reward=1.0, length=1)] * 8)
     half = {"task": rewards.get("task").Config(weight=0.5), "count": rewards.get("count").Config(weight=0.0)}
     mix = rewards.make(half, made.single_observation_space, made.single_action_space, gamma=0.9, seed=0)
-    config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], streams="sum")
-    model = PPO(made, config, scorer=mix, seed=0).learn(8 * 32 * 20)
+    config = PPOConfig(n_steps=32, batch_size=64, learning_rate=1e-2, net_arch=[16], streams="sum")
+    model = PPO(made, config, scorer=mix, seed=0).learn(8 * 32 * 10)
     np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach(), [[0.5]], atol=0.05)
 
 

@@ -344,10 +344,11 @@ def test_the_buffer_of_stable_baselines_gives_the_same_rewards(configs):
     assert scored.any() or "subgoals" in configs
 
 
-# Learned bonuses share what is recomputed: by day a few of them, of which some remember, and all other rewards.
+# Learned bonuses share what is recomputed: by day a few of them, of which some remember, and all other rewards but the
+# two that take longest.
 BONUSES = {name for name, target in rewards.TABLE.items() if target.startswith("rewards.exploration.")}
 RECOMPUTED = sorted(set(rewards.TABLE) - WEIGHTS)
-BY_DAY = set(RECOMPUTED) - BONUSES | {"count", "ngu", "rnd", "e3b", "hindsight", "rdd"}
+BY_DAY = set(RECOMPUTED) - BONUSES - {"guidance", "lare"} | {"count", "ngu", "rnd", "e3b", "hindsight", "rdd"}
 
 
 @pytest.mark.parametrize("name", mostly_at_night(RECOMPUTED, *BY_DAY))

@@ -269,7 +269,7 @@ def test_nan_leaves_the_last_fit() -> None:
     assert model.fit(Recorded(*(x[:5] for x in rows))) == {}
 
 
-def test_a_model_continues_exactly_where_it_was_saved() -> None:
+def test_a_model_continues_exactly_where_it_was_saved(short_fits) -> None:
     rows, *_ = linear(300, 0)
     rows[3] = (rows[2][:, 0] > 0).float()
     one, other = Sindy(BOX, seed=0), Sindy(BOX, seed=1)

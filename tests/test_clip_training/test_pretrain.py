@@ -164,7 +164,7 @@ def test_bad_arguments_are_one_sentence(argument, sentence, capsys):
     assert capsys.readouterr().err.startswith("error: ") and pretrain.main(["--help"]) == 0
 
 
-def trained(folder, **steps):
+def trained(folder, rows=400, **steps):
     """A model of two attributes of one world, with random word vectors, in a folder."""
     taught = words.training_words(LEXICON)
     vectors = np.random.default_rng(0).normal(0, 0.05, (len(taught), training_model.WORD_WIDTH)).astype(np.float32)
@@ -173,9 +173,9 @@ def trained(folder, **steps):
     new_words.write(folder, taught)
     model, tokenize, frozen = training_model.prepare(of.tower, folder, taught, vectors, seed=0)
     grammar = Grammar(LEXICON, np.random.default_rng(0), attributes=("up", "down"))
-    states, frames = pendulums(0, 400)
+    states, frames = pendulums(0, rows)
     before = model.text.token_embedding.weight[frozen].clone()
-    text_states, _ = LEXICON.sample(np.random.default_rng(1), 200)
+    text_states, _ = LEXICON.sample(np.random.default_rng(1), rows // 2)
     fit.train_text(model, tokenize, frozen, grammar, text_states, config)
     assert (
         model.text.token_embedding.weight[frozen] - before
@@ -187,7 +187,7 @@ def trained(folder, **steps):
 
 @pytest.fixture(scope="module")
 def miniature(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("mini"), steps=2, text_steps=2)
+    return trained(tmp_path_factory.mktemp("mini"), rows=100, steps=2, text_steps=2)
 
 
 @pytest.mark.nightly

@@ -57,7 +57,12 @@ def play_beside(env, originals, rng, look=lambda row, infos, info: None):
             (3, 2),
             marks=pytest.mark.nightly,
         ),
-        (FAST, {**FEW, "action": {"type": "DiscreteMetaAction", "target_speeds": [25, 30]}}, (3, 3)),
+        pytest.param(
+            FAST,
+            {**FEW, "action": {"type": "DiscreteMetaAction", "target_speeds": [25, 30]}},
+            (3, 3),
+            marks=pytest.mark.nightly,
+        ),
         (FAST, {**FEW, "vehicles_count": 3, "policy_frequency": 2, "lanes_count": 2, "duration": 5}, (2, 0)),
         (
             FAST,

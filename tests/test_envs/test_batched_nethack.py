@@ -33,10 +33,14 @@ def assert_same(ours, theirs, ended) -> None:
     ("env_id", "options"),
     [
         ("NetHackScore-v0", {}),
-        ("NetHackScore-v0", {"crop": 5, "message": False, "penalty_step": -1.0, "character": "val-hum-fem-neu"}),
+        pytest.param(
+            "NetHackScore-v0",
+            {"crop": 5, "message": False, "penalty_step": -1.0, "character": "val-hum-fem-neu"},
+            marks=pytest.mark.nightly,
+        ),
         (OURS, {"status": True, "leak": True}),
         ("lodestar/NetHackOracle-v0", {"spawn_monsters": False}),
-        ("lodestar/NetHackStaircase4-v0", {"level": 2}),
+        pytest.param("lodestar/NetHackStaircase4-v0", {"level": 2}, marks=pytest.mark.nightly),
     ],
 )
 def test_games_in_one_process_are_those_of_single_environments(env_id, options):

@@ -121,7 +121,7 @@ def test_threads_sleep_between_steps_are_woken_and_end_with_the_environments(for
     for env in envs:
         env.reset(seed=0)
     before = set(threading.enumerate())
-    for number, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (200, 3, 6)).astype(np.float32)):
+    for number, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (80, 3, 6)).astype(np.float32)):
         envs[1].use_threads(number % 4)
         expected, found = (env.step(action)[0] for env in envs)
         np.testing.assert_array_equal(found, expected)

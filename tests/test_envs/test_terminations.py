@@ -83,7 +83,7 @@ def test_limits_of_what_is_healthy_are_heeded():
         ("MountainCar-v0", {"goal_velocity": 0.02}),
     ]
     for env_id, options in changed:
-        same, share = agreement(env_id, 1000, **options)
+        same, share = agreement(env_id, 500, **options)
         assert same >= 0.999, env_id
         assert share > 0 or env_id == "MountainCar-v0"
     walker = termination("Walker2d-v5", terminate_when_unhealthy=False)

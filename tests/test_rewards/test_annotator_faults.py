@@ -125,20 +125,20 @@ def test_a_server_killed_in_the_middle_and_started_again_loses_nothing(ask_here)
         port = free.getsockname()[1]
     annotator = ask_here(f"http://127.0.0.1:{port}/v1", {"connect": 1.0}, concurrency=4)
     got = {}
-    for begin in (0, 100):
+    for begin in (0, 50):
         process = serve(port)
         try:
-            annotator.offer(texts(100, begin), 0)
-            got |= collect(annotator, 50)
+            annotator.offer(texts(50, begin), 0)
+            got |= collect(annotator, 25)
         finally:
             kill(process)
         until(lambda: annotator.metrics()["breaker"])
     process = serve(port)
     try:
-        got |= collect(annotator, 200 - len(got))
+        got |= collect(annotator, 100 - len(got))
     finally:
         kill(process)
-    assert right(got) and sorted(got) == sorted(texts(200))
+    assert right(got) and sorted(got) == sorted(texts(100))
     assert annotator.metrics()["dropped"] == 0 and annotator.metrics()["restarts"] == 0
 
 

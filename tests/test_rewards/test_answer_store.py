@@ -1,5 +1,6 @@
 """The file of answers: what it keeps, and what happens when several processes or none can write."""
 
+import functools
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from rewards.llm.judges.local import RecordedLabels
 from rewards.llm.store import AnswerStore, Label, key_of, label_in, read_rows
+from tests.faults.child import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,22 +72,19 @@ def test_any_text_can_be_kept_and_many_at_once(file):
     assert cache.get("a", texts) == {text: float(i % 2) for i, text in enumerate(texts)}
 
 
-def test_four_processes_write_at_once_and_lose_nothing(file):
-    script = (
-        "import sys\n"
-        "from rewards.llm.store import Label, AnswerStore\n"
-        "cache, me = AnswerStore(sys.argv[1]), int(sys.argv[2])\n"
-        "for i in range(100):\n"
-        "    cache.put('all', [Label(f'shared {i} {j}', 1.0) for j in range(5)])\n"
-        "    cache.put('own', [Label(f'{me} {i} {j}', me / 4) for j in range(5)])\n"
-        "    assert len(cache.get('own', [f'{me} {i} {j}' for j in range(5)])) == 5\n"
-    )
-    writers = [
-        subprocess.Popen([sys.executable, "-c", script, str(file), str(i)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for i in range(4)
-    ]
-    assert [writer.communicate()[1] for writer in writers] == [""] * 4
-    assert [writer.returncode for writer in writers] == [0] * 4
+def write_answers(file, me):
+    """What one of several processes writes: answers of all of them, and its own, which it reads again."""
+    store = AnswerStore(str(file))
+    for i in range(100):
+        store.put("all", [Label(f"shared {i} {j}", 1.0) for j in range(5)])
+        store.put("own", [Label(f"{me} {i} {j}", me / 4) for j in range(5)])
+        assert len(store.get("own", [f"{me} {i} {j}" for j in range(5)])) == 5
+    return 0
+
+
+def test_four_processes_write_at_once_and_lose_nothing(file, tmp_path):
+    writers = [Child(functools.partial(write_answers, file, me), tmp_path / f"{me}.txt") for me in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4, [writer.text() for writer in writers]
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         counts = dict(connection.execute("SELECT judge, count(*) FROM labels GROUP BY judge"))

@@ -31,12 +31,12 @@ def test_training_continues_while_the_process_of_the_judge_is_stopped(server, as
     annotator.offer(texts(3), 0)
     got = collect(annotator, 3)
     os.kill(worker_pid(annotator), signal.SIGSTOP)
-    for now in range(1, 301):
+    for now in range(1, 101):
         annotator.offer(texts(1, begin=now + 2), now)
         assert annotator.take(now) == []
     os.kill(worker_pid(annotator), signal.SIGCONT)
-    got |= collect(annotator, 300)
-    assert len(got) == 303 and right(got)
+    got |= collect(annotator, 100)
+    assert len(got) == 103 and right(got)
 
 
 def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again(server, ask, capfd):

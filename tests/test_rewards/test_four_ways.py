@@ -20,7 +20,7 @@ from envs.transitions import Transitions
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 
-N, T = 3, 24  # at least four episodes in each world
+N, T = 2, 18  # at least three episodes in each world
 NEVER = 10**9  # update_every: nothing learns while we compare
 STEPS = [divmod(t, 4) for t in range(16)]  # episode and step of what is learnt from
 

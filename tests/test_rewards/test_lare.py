@@ -75,9 +75,13 @@ def code(tmp_path):
 
 
 def test_it_keeps_the_contract_with_and_without_code(code):
-    check_reward(LaRe)
     check_reward(made(code=code()))
     check_reward(made(spaces=(BOX, spaces.Discrete(3)), per="episode", normalize_obs="none"))
+
+
+@pytest.mark.nightly
+def test_it_keeps_the_contract_as_large_as_it_is_by_default():
+    check_reward(LaRe)
 
 
 def loss_of(guess, length, total, **options):

@@ -113,6 +113,7 @@ def test_every_test_that_goes_through_the_table_passes_with_one_reward_more(copy
     assert sum("dummy" in line for line in passed) >= 6, passed
 
 
+@pytest.mark.nightly
 def test_it_is_listed_with_its_options(copy):
     answer = copy("-m", "runners.list", "dummy")
     assert answer.returncode == 0, answer.stderr

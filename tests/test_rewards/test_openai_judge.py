@@ -6,7 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from model_server import ModelServer, hangs, says, status
+from labelling import until
+from model_server import ModelServer, says, status
 
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import make_judge
@@ -118,9 +119,16 @@ def test_the_body_can_be_added_to_and_taken_from(server):
 
 
 def test_questions_are_put_side_by_side_and_answers_stay_in_order(server):
-    server.plan = [hangs(0.1)] + [None] * 40
-    answers = judge(server, concurrency=4).label([f"{i} {'key' if i % 3 else 'wall'}" for i in range(40)])
-    assert answers.failed.sum() == 1  # the one that hung, whichever came first
+    def answer_beside_another(handler):
+        # However late a busy processor brings it.
+        until(lambda: server.most >= 2)
+        handler.say("nonsense")
+
+    server.plan = [answer_beside_another]
+    captions = [f"{i} {'key' if i % 3 else 'wall'}" for i in range(40)]
+    answers = judge(server, concurrency=4, timeout=60.0).label(captions)
+    # The one that was answered with nonsense, whichever came first.
+    assert answers.failed.sum() == 1
     expected = np.array([1.0 if i % 3 else 0.0 for i in range(40)])
     np.testing.assert_array_equal(answers.value[~answers.failed], expected[~answers.failed])
     assert 2 <= server.most <= 4

@@ -71,7 +71,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_missing_frames_are_refused_in_the_same_sentence(way):
+def test_missing_frames_are_refused_in_the_same_sentence(way, short_fits):
     sentence = (
         'the reward \'bright\' reads frame, but info["frame"] is missing; make it with render_mode="rgb_array", or '
         "with envs.make.make(..., frame_size=32); in other processes, "

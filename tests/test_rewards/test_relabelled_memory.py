@@ -38,7 +38,7 @@ class Patience(Reward):
     ],
     ids=lambda agent: agent[0],
 )
-def test_a_reward_with_a_memory_trains_beyond_its_first_updates(agent, tmp_path, monkeypatch):
+def test_a_reward_with_a_memory_trains_beyond_its_first_updates(agent, tmp_path, monkeypatch, short_fits):
     monkeypatch.setattr(rewards.table, "registered", {"patience": Patience})
     plain = ["video=false", "control=none", "eval_episodes=1", "eval_steps=10", f"run_dir={tmp_path / 'run'}"]
     steps = ["agent.net_arch=[8]", "agent.batch_size=8", "n_envs=4", "total_timesteps=1200", "log_every=400"]

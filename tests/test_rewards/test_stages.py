@@ -67,9 +67,13 @@ def test_the_score_is_the_furthest_that_the_episode_came_in_the_order_of_the_sta
     assert {name: round(7 * share) for name, share in shares.items()} == {"near": 3, "key": 3, "home": 2}
 
 
-def test_it_keeps_the_contract_with_and_without_signals(write):
-    check_reward(StageReward(StagesConfig(file=staged()), BOX, PUSH))
+def test_it_keeps_the_contract_with_signals(write):
     check_reward(write())
+
+
+@pytest.mark.nightly
+def test_it_keeps_the_contract_without_signals():
+    check_reward(StageReward(StagesConfig(file=staged()), BOX, PUSH))
 
 
 def test_a_saved_state_goes_on_with_its_own_stages_and_refuses_another_number(write):

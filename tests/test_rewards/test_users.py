@@ -12,6 +12,7 @@ from envs.make import make, make_vec
 from rewards.adapters.guided import add_guides, make_mix
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.check import check_reward
+from rewards.preference import users
 from rewards.preference.users import Users, UsersConfig, divergence
 
 SMALL = {"length": 3, "seed_steps": 4, "every": 8, "queries": 6, "epochs": 3, "hidden": 8, "features": 8, "latent": 2}
@@ -133,7 +134,7 @@ def test_a_question_is_worth_what_its_answer_says_about_the_user():
     assert reward.information(pairs, torch.ones(1, 1), certain) == pytest.approx([0, 0, 0], abs=1e-6)
 
 
-def test_somebody_new_is_known_by_a_few_answers_and_served(tmp_path):
+def test_somebody_new_is_known_by_a_few_answers_and_served(monkeypatch):
     reward, other = made(**MANY | {"latent": 4}), walk(seed=1).flatten()
     reward.update(walk())
     before = copy.deepcopy(reward.labelled.z)
@@ -147,6 +148,8 @@ def test_somebody_new_is_known_by_a_few_answers_and_served(tmp_path):
         assert sign * np.corrcoef(reward.score(other), other.reward)[0, 1] > 0.8
         reward.labelled.z[:] = before
     assert np.array_equal(reward.guide(np.arange(3)), before[[0, 1, 0]])
+    # Who answers nothing is asked about every pair.
+    monkeypatch.setattr(users, "CANDIDATE_PAIRS", 10)
     assert reward.infer(Says(lambda a, b: np.full(a.shape[1], np.nan)), 2)[1] == 0
     assert reward.infer(Says(lambda a, b: 1 / 0), 2)[1] == 0 and "division by zero" in reward.failure
 

@@ -21,7 +21,7 @@ def refused(folder, *arguments):
 
 
 def test_a_mistake_on_a_command_line_is_one_sentence_and_an_exit_code(tmp_path):
-    assert refused(tmp_path, "8") == ({}, 8)
+    assert refused(tmp_path, "4") == ({}, 4)
     assert not list(tmp_path.rglob("config.yaml"))
 
 

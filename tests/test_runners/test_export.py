@@ -178,6 +178,7 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
     assert np.abs(far).max() <= 2.0
 
 
+@pytest.mark.nightly
 def test_a_graph_takes_every_kind_of_entry_in_its_own_type(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -10,6 +10,7 @@ from rewards.exploration.rnd import RND, RNDConfig
 from rewards.mix.mix import GuardedUpdates
 from tests.faults import numbers
 
+pytestmark = pytest.mark.usefixtures("short_fits")
 STEPS = np.array([[0, 7], [1, 8], [2, 0]])  # (T, N)
 
 

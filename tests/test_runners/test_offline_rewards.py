@@ -50,9 +50,9 @@ def test_a_run_with_a_reward_has_a_folder_that_every_command_reads(walked, capsy
 
 def test_more_minibatches_continue_the_same_run_to_the_same_weights(walked):
     options = ("reward=task", "seed=3")
-    assert offline(*options, "steps=100", "run_dir=halves") == 0
-    assert offline(*options, "steps=200", "run_dir=halves") == 0
-    assert offline(*options, "steps=200", "run_dir=whole") == 0
+    assert offline(*options, "steps=30", "run_dir=halves") == 0
+    assert offline(*options, "steps=60", "run_dir=halves") == 0
+    assert offline(*options, "steps=60", "run_dir=whole") == 0
     states = [load_checkpoint(Path(name))[0]["agent"]["modules"]["policy"]["net"] for name in ("halves", "whole")]
     assert states[0].keys() == states[1].keys()
     for name, weights in states[0].items():
@@ -60,7 +60,7 @@ def test_more_minibatches_continue_the_same_run_to_the_same_weights(walked):
 
 
 @pytest.mark.parametrize("algo", ["cloning", "rcsl", "dt", "dyna"])
-def test_each_algorithm_learns_from_the_ratings_and_is_read_back(algo, walked):
+def test_each_algorithm_learns_from_the_ratings_and_is_read_back(algo, walked, short_fits):
     options = {"cloning": [], "rcsl": [], "dt": ["agent.width=8", "agent.layers=1", "agent.context=4"]}
     small = ["agent.members=1", "agent.model_hidden=[8]", "agent.model_steps=5", "agent.rollouts_per_step=1"]
     assert offline("reward=task", f"algo={algo}", "steps=10", "run_dir=one", *options.get(algo, small)) == 0

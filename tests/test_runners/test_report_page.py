@@ -1,8 +1,10 @@
 """What the report writes: a page that stands alone, pictures, and tables; also of little, of nothing and of malice."""
 
 import base64
+import contextlib
 import csv
 import html.parser
+import io
 import json
 import re
 from pathlib import Path
@@ -65,10 +67,22 @@ def sweep(folder, seeds=5):
     return folder
 
 
-def test_the_page_the_picture_and_the_tables_say_the_same(tmp_path, capsys):
-    text = Page(made(sweep(tmp_path))).text
-    assert capsys.readouterr().out == f"report:      {tmp_path / 'report.html'}\n"
-    found = {(row["figure"], row["arm"]): row for row in rows(tmp_path / "report.csv")}
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The folder of a report of ten runs, one of them with a video, and what the command printed."""
+    folder = sweep(tmp_path_factory.mktemp("report"))
+    (folder / "t2" / "video.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 100)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(page.time, "strftime", lambda form: "now")
+        made(folder)
+    return folder, printed.getvalue()
+
+
+def test_the_page_the_picture_and_the_tables_say_the_same(report):
+    folder, printed = report
+    text = Page((folder / "report.html").read_text()).text
+    assert printed == f"report:      {folder / 'report.html'}\n"
+    found = {(row["figure"], row["arm"]): row for row in rows(folder / "report.csv")}
     final, apart = found["final", "task+rnd"], found["difference", "task+rnd"]
     assert (float(final["value"]), final["runs"]) == (105, "5")
     assert (apart["value"], apart["low"], apart["high"], apart["against"]) == ("3", "3", "3", "task")
@@ -76,16 +90,15 @@ def test_the_page_the_picture_and_the_tables_say_the_same(tmp_path, capsys):
     assert "10 of 10 runs finished" in text and "normalised: better." in text
     said = text.index("What this shows")
     assert text.index("CartPole-v1: task+rnd is better than task, +3.000 [3.000, 3.000] task return.") - said < 60
-    curve = [row for row in rows(tmp_path / "curves.csv") if row["arm"] == "task"]
+    curve = [row for row in rows(folder / "curves.csv") if row["arm"] == "task"]
     assert len(curve) == 200 and (float(curve[0]["iqm"]), float(curve[-1]["iqm"])) == (51, 102)
-    assert image.imread(tmp_path / "report.png").shape[1] > 1000
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
-    assert "<svg" in (tmp_path / "report.svg").read_text()
+    assert image.imread(folder / "report.png").shape[1] > 1000
+    assert (folder / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (folder / "report.svg").read_text()
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
-    (sweep(tmp_path / "runs", 2) / "t0" / "video.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 100)
-    source = made(tmp_path / "runs")
+def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(report):
+    source = (report[0] / "report.html").read_text()
     seen = Page(source)
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(seen.tags)
     assert not [name for name, _ in seen.attributes if name.startswith("on")]
@@ -221,7 +234,7 @@ def test_a_log_of_one_row_is_a_point_and_its_shares_hold_from_the_beginning(tmp_
     assert [line.get_xydata().tolist() for line in points] == [[[1000.0, 5.0]]]
 
 
-def test_published_curves_stand_beside_ours(tmp_path):
+def test_published_curves_stand_beside_ours(tmp_path, undrawn):
     write(tmp_path / "runs")
     (tmp_path / "chart.csv").write_text(WIDE)
     assert main([str(tmp_path / "runs"), str(tmp_path / "chart.csv"), f"out={tmp_path / 'out'}", "label=,CleanRL"]) == 0
@@ -231,9 +244,10 @@ def test_published_curves_stand_beside_ours(tmp_path):
     assert "no run of ours" in Page((tmp_path / "theirs" / "report.html").read_text()).text
 
 
-def test_the_same_folders_give_the_same_page(tmp_path, monkeypatch):
+def test_the_same_folders_give_the_same_page(report, monkeypatch):
     monkeypatch.setattr(page.time, "strftime", lambda form: "now")
-    assert made(sweep(tmp_path, 2)) == made(tmp_path)
+    folder, _ = report
+    assert (folder / "report.html").read_text() == made(folder)
 
 
 def test_arguments_are_checked_before_work_begins(tmp_path, capsys):

@@ -59,7 +59,9 @@ def test_the_evaluation_has_a_column_a_user_and_its_table_says_what_success_is(p
     assert table(scores).splitlines()[-1].startswith("told: a user's success is that their own judge")
 
 
-def test_somebody_new_is_served_after_a_few_answers(tmp_path, capsys):
+def test_somebody_new_is_served_after_a_few_answers(tmp_path, capsys, monkeypatch):
+    # Who answers nothing is asked about every pair.
+    monkeypatch.setattr("rewards.preference.users.CANDIDATE_PAIRS", 20)
     options = [f"reward.users.{key}={value}" for key, value in SMALL.items()]
     agent = ["agent=ppo", "agent.n_steps=32", "agent.batch_size=32", "agent.n_epochs=1", "preset=none", "n_envs=2"]
     run = ["env=lodestar/PointMaze-v0", "total_timesteps=256", f"run_dir={tmp_path}/run", "control=none", "video=false"]

@@ -132,13 +132,19 @@ def test_jobs_share_gpus_and_wait_for_a_free_share(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_gpus_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "devices", list)
     launcher = Local(1, work=ends)
-    found = local.devices()
-    monkeypatch.setattr(local, "devices", lambda: found)  # to ask again takes another process that imports torch
-    if not found:
-        with pytest.raises(UsageError, match=r"gpus=0.5 a job, but this machine has 0; give less, or 0"):
-            launcher.submit(Job("a", ("0",), tmp_path, gpus=0.5))
+    with pytest.raises(UsageError, match=r"gpus=0.5 a job, but this machine has 0; give less, or 0"):
+        launcher.submit(Job("a", ("0",), tmp_path, gpus=0.5))
     launcher.close()
+
+
+@pytest.mark.nightly
+def test_the_gpus_that_another_process_counts_are_those_of_torch(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    import torch
+
+    assert local.devices() == [str(number) for number in range(torch.cuda.device_count())]
 
 
 def test_a_cancelled_job_is_asked_to_go_and_the_others_stay(tmp_path):
