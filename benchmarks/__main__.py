@@ -52,6 +52,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "exprd": ("benchmarks.checks.exprd:run", "rewards2"),
     "explors": ("benchmarks.checks.explors:run", "rewards2"),
     "hilp": ("benchmarks.checks.hilp:run", "rewards2"),
+    "hilp_prompts": ("benchmarks.checks.hilp_prompts:run", "shelf3"),
     "bad_models": ("benchmarks.checks.bad_models:run", "models"),
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),
     "own_world": ("benchmarks.checks.own_world:run", "models"),

@@ -169,8 +169,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
         if arm == "prompt":
             from runners.run.prompt import zero_shot
 
-            model, labels, sentences = zero_shot(config, data, spaces, partial(build, algo, config, spaces, data))
-            notes += sentences
+            model = zero_shot(config, data, spaces, partial(build, algo, config, spaces, data))
         else:
             # What the arm learns from: the data's own rewards without one.
             signal: Any = None

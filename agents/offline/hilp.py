@@ -2,15 +2,15 @@
 
     r_z(s, s') = <phi(s') - phi(s), z>     |phi(s) - phi(g)| are the steps from s to g, |z| = sqrt(d)
     goal g        z = sqrt(d) (phi(g) - phi(s)) / ||phi(g) - phi(s)||, at every step
-    reward r      z = the direction that fits it best by least squares (`runners.run.prompt`), for the whole episode
+    reward r      in each state a goal a few steps ahead, from a plan over recorded segments (`agents.offline.plan`)
 
 IQL learns the policy from a recording, with z beside the observation: each minibatch draws its own z and is rewarded
 for going there. phi was learned before, of the same recording (`Hilbert` of the reward `hilp`), and stays.
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations", arXiv 2402.15567, equation 8.
 Differences: phi first, then the policy, where the source learns both at once; half of the z lead from one recorded
-state to another, all are uniform in the source; small networks; rewards are prompts of this same policy.
-Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; the prompt is a reward that
-no direction fits, as one of a rare place or of several (`benchmarks hilp`: 0 of the time there, where IQL spends 0.84).
+state to another, all are uniform in the source; small networks; a reward is a plan, not the one direction that fits it
+best by least squares, which leads to few rewards (`benchmarks hilp_prompts`).
+Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on.
 """
 
 import math

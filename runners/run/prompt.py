@@ -1,11 +1,11 @@
-"""Prompts of a policy for every direction (`algo=hilp`), without learning on: a goal, or one direction for a reward.
+"""Prompts of a policy for every direction (`algo=hilp`), without learning on: a goal, or any reward.
 
     python -m runners.offline data=play.safetensors algo=hilp out=all.safetensors prompt.place=[0.5,-0.5]
     python -m runners.offline data=play.safetensors algo=hilp policy=all.safetensors prompt=clip prompt.goal="..."
 
-A reward scores the recording, and the direction that fits its scores best is the prompt: as the reward of a step,
-<phi(s') - phi(s), z>, or of where it leads, <phi(s'), z> + b, whichever fits better. Few rewards are one direction: one
-of a rare place is none, and its prompt does not lead there (`hilp_prompt_share`). For a place give a goal.
+A reward scores the recording. A plan over recorded segments (`agents.offline.plan`) then says in each state what to aim
+at, and z is the direction there. A goal is a reward of 1 where it is at most a step away. The source's own prompt of a
+reward, the one direction that fits its scores best, leads to few rewards (`benchmarks hilp_prompts`).
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import torch
 
 import rewards
 from agents.offline.hilp import HILP, HILPConfig, on_sphere
+from agents.offline.plan import SEGMENT_STEPS, Plan
 from envs.recording import episodes
 from envs.transitions import Transitions
 from rewards.demonstrations.hilp import Hilbert
@@ -25,14 +26,11 @@ from runners.run.config import UsageError
 if TYPE_CHECKING:
     from runners.offline import OfflineConfig
 
-# A prompt whose R^2 is lower gets a note.
-MIN_PROMPT_FIT = 0.1
-
 
 def zero_shot(
     config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
-) -> tuple[HILP, dict[str, float], list[str]]:
-    """The policy in `policy=`, or one that `build` makes of phi, with its prompt; {"fit": R^2} of a reward, notes."""
+) -> HILP:
+    """The policy in `policy=`, or one that `build` makes of phi, with its prompt."""
     if config.policy:
         model = HILP.load(config.policy, *spaces, seed=config.seed, device=config.device)
         size, features, hidden = model.kept["sizes"]
@@ -41,11 +39,8 @@ def zero_shot(
         model.phi = hilbert.phi
     else:
         model = learn_policy(config, batch, spaces, build)
-    metrics = set_prompt(model, config.prompt, config.prompt_options, batch, spaces)
-    notes = []
-    if metrics.get("fit", 1) < MIN_PROMPT_FIT:
-        notes.append(f"prompt={config.prompt}: no direction fits it well, R^2 is below {MIN_PROMPT_FIT}")
-    return model, metrics, notes
+    set_prompt(model, config.prompt, config.prompt_options, batch, spaces)
+    return model
 
 
 def learn_policy(
@@ -70,25 +65,47 @@ def learn_policy(
 
 def set_prompt(
     model: HILP, name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space]
-) -> dict[str, float]:
-    """Give the policy its prompt, `goal` or a reward, with its options; {"fit": R^2} of a reward."""
+) -> None:
+    """Give the policy its prompt, `goal` or a reward, with its options."""
     phi = model.phi
+    before = phi(model.own.vector(batch.obs))
+    after = phi(model.own.vector(batch.next_obs))
+    goal = None
     if name == "goal":
         goal = phi(goal_of(given, model, batch))
-        model.prompt = lambda x: on_sphere(torch.from_numpy(goal - phi(x))).numpy()
-        return {}
-    mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=model.config.gamma)
+        distance = np.linalg.norm(after - goal, axis=1)
+        # Where the goal was never reached, the nearest state is rewarded.
+        scores = (distance <= max(1, distance.min())).astype(np.float32)
+    else:
+        scores = score_recording(name, given, batch, spaces, model.config.gamma)
+    last = np.zeros(len(before), int)
+    for rows in episodes(batch):
+        last[rows] = rows.stop - 1
+    plan = Plan(before, after, scores, last, np.asarray(batch.terminated, bool))
+
+    def prompt(vector: np.ndarray) -> np.ndarray:
+        here = phi(vector)
+        to_aim = plan.aim(here) - here
+        if goal is not None:
+            to_goal = goal - here
+            is_near = np.linalg.norm(to_goal, axis=1, keepdims=True) <= SEGMENT_STEPS
+            to_aim = np.where(is_near, to_goal, to_aim)
+        return on_sphere(torch.from_numpy(to_aim)).numpy()
+
+    model.prompt = prompt
+
+
+def score_recording(
+    name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space], gamma: float
+) -> np.ndarray:
+    """A reward's scores of all transitions, (N,); a UsageError where there is nothing to prefer."""
+    mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=gamma)
     refuse_missing(batch, mix, f"prompt={name}")
     # A mix scores steps of environments, (T, N).
     scores, _ = mix.total(batch.map(lambda x: x[:, None]), mix.initial_memory(1), 0)
-    before = phi(model.own.vector(batch.obs))
-    after = phi(model.own.vector(batch.next_obs))
-    z, fit = direction(scores[:, 0], before, after)
-    if not z.any():
-        raise UsageError(f"prompt={name} is worth the same in every recorded transition, which is no direction")
-    prompt = on_sphere(torch.from_numpy(z)).numpy()
-    model.prompt = lambda x: np.broadcast_to(prompt, (len(x), len(z)))
-    return {"fit": fit}
+    if not np.ptp(scores) > 0:
+        raise UsageError(f"prompt={name} is worth the same in every recorded transition, so there is nothing to go for")
+    return scores[:, 0]
 
 
 def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndarray:
@@ -107,23 +124,6 @@ def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndar
         return np.array([place], np.float32)
     row %= count
     return model.own.vector(batch[row : row + 1].next_obs)
-
-
-def direction(worth: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, float]:
-    """The direction z (d,) that fits rewards (N,) best and its R^2, at most 1; zeros for a constant reward."""
-    best = np.zeros(before.shape[1], np.float32)
-    best_fit = 0.0
-    if not np.ptp(worth) > 0:
-        return best, best_fit
-    y = worth - worth.mean(dtype=np.float64)
-    # As the reward of a step, then as that of where it leads, up to a constant.
-    for x in (after - before, after - after.mean(axis=0)):
-        z = np.linalg.lstsq(x, y, rcond=None)[0]
-        fit = float(1 - np.square(y - x @ z).sum() / np.square(y).sum())
-        if fit > best_fit:
-            best = z.astype(np.float32)
-            best_fit = fit
-    return best, best_fit
 
 
 def refuse_missing(batch: Transitions, reads: Any, who: str) -> None:

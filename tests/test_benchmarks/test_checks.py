@@ -7,6 +7,8 @@ from benchmarks import results
 from benchmarks.checks import (
     average_reward,
     bad_prompts,
+    hilp,
+    hilp_prompts,
     in_context,
     mbtl_gravity,
     models,
@@ -283,3 +285,13 @@ def test_the_students_recorded_scores_are_those_of_the_fresh_captions():
 def test_a_bag_of_words_forgets_their_order_and_tells_words_apart():
     vectors = student.hashed_encoder(0)(["open the door", "The door: open!", "lava"])
     assert vectors[0] @ vectors[1] == pytest.approx(1, abs=1e-5) and abs(vectors[0] @ vectors[2]) < 0.2
+
+
+def test_a_maze_pays_in_the_cells_that_are_rewarded_and_its_recording_stays_out_of_walls():
+    zigzag = hilp_prompts.WORLDS["zigzag"]
+    assert zigzag.reward(np.array([[0.2, 0.9], [6.9, 0.1], [0.5, 1.2]])).tolist() == [0.3, 1, 0]
+    data = zigzag.data(seed=3)
+    place = (data.next_obs + 1) / 2 * hilp.SIDE
+    assert zigzag.free[tuple(hilp.cell(place).T)].all()
+    assert data.reward == pytest.approx(zigzag.reward(place))
+    assert np.unique(data.reward).tolist() == pytest.approx([0, 0.3, 1])
