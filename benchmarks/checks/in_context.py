@@ -11,8 +11,9 @@ tasks whose goals are the other ten: return of the first and the last of twenty 
     untrained   no minibatch
     source      the algorithm that is imitated, for as long; ucb and random beside it
 
-Its verdicts stand in effects.yaml and were written before the first run. Sizes and settings were chosen on seed 0; the
-check has seeds 10 to 14. Of `agent.keep` only values by hand were tested.
+Its verdicts stand in effects.yaml and were written before the first run. Sizes and settings were chosen on seed 0:
+ad had 0.77 of UCB1's regret, its source 0.36, uniform pulls 1.80; in the room ad went from 0.1 to 3.0, its source from
+0.2 to 3.3, shuffled from 0.7 to 0.7, mixed from 0.2 to 0.7. The check has seeds 10 to 14. `agent.keep` is not in it.
 """
 
 from __future__ import annotations
