@@ -305,6 +305,15 @@ class BaseAgent(Predictor):
                 return None
         return chunk.take()[0]
 
+    def score_episodes(self, played: Transitions) -> tuple[Transitions, dict[str, Array], Array]:
+        """Whole episodes (T, N) as rewards read them, their raw scores by stream, and the reward these add up to."""
+        scorer = self.scorer
+        batch = scorer.embed(played)
+        raw, _ = scorer.score(batch, scorer.initial_memory(batch.shape[1]))
+        weights = scorer.weights(self.num_timesteps)
+        scaled = scorer.scale_rewards(raw)
+        return batch, raw, sum(part * weights[name] for name, part in scaled.items())
+
     def update(self) -> dict[str, Any]:
         return {}
 

@@ -33,7 +33,7 @@ from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.render import resize
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from envs.types import Obs, StateDict
 from lodestar.mappings import take_rows
 from lodestar.settings import Settings, setting
@@ -182,11 +182,8 @@ class QD(BaseAgent):
         return self.encoding.decode(outputs.numpy()), None
 
     def update(self) -> dict[str, Any]:
-        scorer = self.scorer
-        batch = scorer.embed(self._played)
-        memory = scorer.initial_memory(self.steps.n)
-        raw, _ = scorer.score(batch, memory)
-        individuals = self._read_individuals(batch, raw)
+        batch, raw, reward = self.score_episodes(self._played)
+        individuals = self._read_individuals(batch, reward)
         entered = self._enter(individuals)
         self.generation += 1
         # One method a choice of `search`: _novelty, _serene, _cma_me, _random.
@@ -204,7 +201,7 @@ class QD(BaseAgent):
             "train/best": float(fitness[best]),
             "train/emitters": float(len(self.emitters)),
         }
-        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        metrics |= self.scorer.update(batch, raw, self.num_timesteps)
         self.record(metrics)
         return {"batch": batch, "raw": raw}
 
@@ -215,17 +212,14 @@ class QD(BaseAgent):
             emitter.setdefault("ancestor", emitter["seen"][:1])
         super().set_state(state)
 
-    def _read_individuals(self, batch: Transitions, raw: dict[str, np.ndarray]) -> People:
+    def _read_individuals(self, batch: Transitions, reward: np.ndarray) -> People:
         """The children that were played, with their returns and where their episodes ended."""
-        weights = self.scorer.weights(self.num_timesteps)
-        scaled = self.scorer.scale_rewards(raw)
-        reward = sum(part * weights[name] for name, part in scaled.items())
         discount = self.config.gamma**batch.step
         discounted = np.where(batch.valid, reward * discount, 0)
         times = np.arange(len(batch.valid))[:, None]
         last_times = (batch.valid * times).argmax(0)
         last = (last_times, np.arange(self.steps.n))
-        last_obs = map_obs(lambda x: x[last], batch.next_obs)
+        last_obs = index_obs(batch.next_obs, last)
         end = self.encoding.vector(last_obs)
         seen = end
         if self.config.descriptor == "embedding":

@@ -189,13 +189,7 @@ class SQIRL(BaseAgent):
     def update(self) -> dict[str, Any]:
         """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
         config = self.config
-        scorer = self.scorer
-        batch = scorer.embed(self._played)
-        memory = scorer.initial_memory(self.steps.n)
-        raw, _ = scorer.score(batch, memory)
-        weights = scorer.weights(self.num_timesteps)
-        scaled = scorer.scale_rewards(raw)
-        reward: Any = sum(part * weights[name] for name, part in scaled.items())
+        batch, raw, reward = self.score_episodes(self._played)
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
         # Before the stage's step actions were greedy; the returns after it are those of random play.
         random_rows = batch.valid & (batch.step >= self.stage)
@@ -204,7 +198,7 @@ class SQIRL(BaseAgent):
             loss = self._look_ahead(batch[random_rows], reward[random_rows], go[random_rows])
             metrics["train/loss"] = loss
             self._n_updates += 1
-        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        metrics |= self.scorer.update(batch, raw, self.num_timesteps)
         self.record(metrics)
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1

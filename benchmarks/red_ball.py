@@ -112,7 +112,6 @@ FAMILY = Family(
     "red ball",
     "a red ball, to be pushed onto a green circle",
     ids=("RedBall-v0", "RedBallRewarded-v0"),
-    knows=lambda spec: spec.id in ("RedBall-v0", "RedBallRewarded-v0"),
     caption=caption,
     goals=lambda spec: [ON_CIRCLE],
     signals=lambda spec: ("distance",),

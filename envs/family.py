@@ -81,10 +81,10 @@ class Family:
     # As `runners.list` shows it, with a description of one line.
     name: str
     description: str
-    # The ids worth listing; `knows` may accept more.
+    # The ids worth listing.
     ids: tuple[str, ...]
-    # Whether a registered environment belongs to this family.
-    knows: Callable[[EnvSpec], bool]
+    # How the entry points of environments begin that belong to it, whatever their ids are.
+    entries: tuple[str, ...] = ()
     # The module to import before Gymnasium knows the ids; None for Gymnasium's and ours.
     module: str | None = None
     # The extra of ours that installs it; "" where a plain install does.
@@ -121,6 +121,10 @@ class Family:
     returns: Callable[[EnvSpec], tuple[float, float] | None] = lambda spec: None
     success: Success = lambda env, total, terminated, info: None
 
+    def knows(self, spec: EnvSpec) -> bool:
+        """Whether a registered environment belongs to this family."""
+        return spec.id in self.ids or entry(spec).startswith(self.entries)
+
 
 # Where the families of this package are defined.
 FAMILIES = (
@@ -135,7 +139,7 @@ FAMILIES = (
     "envs.crafter.family:CRAFTER_FAMILY",
     "envs.exploration.probe:PROBE_FAMILY",
 )
-OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)
+OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), entries=("",))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ SAME_STEP hides an episode's last observation in `final_obs`, NEXT_STEP spends a
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
     if obs is None:
         return None
     return function(obs)
+
+
+def index_obs(obs: Obs, index: Any) -> Obs:
+    """obs[index], of each entry of a dict observation; None stays None."""
+    return map_obs(itemgetter(index), obs)
 
 
 def put(obs: Obs, index: Any, value: Obs) -> None:
@@ -94,7 +100,7 @@ class Transitions:
 
     def __getitem__(self, index: Any) -> "Transitions":
         """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
-        return self.map(lambda x: x[index])
+        return self.map(itemgetter(index))
 
     def flatten(self) -> "Transitions":
         """(T, N) -> (T * N,), as views; a batch that is flat already is returned as it is."""
@@ -343,7 +349,7 @@ class Rollout:
         self.first_step = np.where(before.restarts[-1], 0, before.steps()[-1] + 1)
         self.resetting = before.resetting.copy()
         self.modality_names = before.modality_names
-        put(self.obs, 0, map_obs(lambda x: x[-1], before.obs))
+        put(self.obs, 0, index_obs(before.obs, -1))
         for name, value in before.modalities.items():
             own = self.modalities.setdefault(name, np.empty_like(value))
             own[0] = value[-1]

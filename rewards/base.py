@@ -333,7 +333,7 @@ def valid_rows(batch: Transitions) -> Transitions:
 def one_row(batch: Transitions) -> Transitions:
     """A step (N,) as a rollout of one row, whose caller handles ends and rows that are no transitions."""
     never = np.zeros((1, *batch.shape), bool)
-    return batch.map(lambda x: x[None]).replace(terminated=never, truncated=never, valid=~never)
+    return batch[None].replace(terminated=never, truncated=never, valid=~never)
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:

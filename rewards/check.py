@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.transitions import Transitions, concatenate, map_obs
+from envs.transitions import Transitions, concatenate, index_obs, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, OBS_MODALITIES, Memory
 from lodestar.mappings import take_rows
 from rewards.base import Reward, RewardConfig, Scored
@@ -365,7 +365,7 @@ class _Check:
         recalled, _ = self.reward.recall(self.rollout, self.reward.initial_memory(self.rollout.shape[1]))
         # A replay hands out single rows in any order, and no memory with them.
         stored = self.rollout.replace(extras={**self.rollout.extras, key: recalled}).flatten()
-        scores, _ = self.reward.scan(stored.map(lambda x: x[None]), None)
+        scores, _ = self.reward.scan(stored[None], None)
         same = close(scores[0], self.in_order(self.rollout).ravel())
         self.need(same, f"transitions from a replay, with the extra {key!r} of recall, score otherwise than in order")
 
@@ -472,7 +472,7 @@ class _Check:
         cases = {"transitions that change nothing": flat.replace(**still)}
         # Zeros are an observation only where the space says so: a Box may begin at 1.
         zero = map_obs(np.zeros_like, flat.next_obs)
-        if self.observation_space.contains(map_obs(lambda x: x[0], zero)):
+        if self.observation_space.contains(index_obs(zero, 0)):
             black = {name: map_obs(np.zeros_like, getattr(flat, name)) for name in ("frame", "obs_frame")}
             cases["observations of zeros"] = flat.replace(obs=zero, next_obs=zero, **black)
         cases["equal transitions"] = flat[np.zeros(len(flat.step), int)]

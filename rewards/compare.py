@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from envs.types import Array
 
 # Random features of a state that a value is fitted with, at most.
@@ -111,7 +111,7 @@ def epic_canonical(
 
     def score_from(start: Array, rows: Array, draws: Array) -> np.ndarray:
         """Scores from `start[rows]`, by the actions of these draws, to their successors."""
-        obs = map_obs(lambda x: x[rows], start)
+        obs = index_obs(start, rows)
         actions = batch.action[action[draws]]
         transitions = batch[after[draws]].replace(obs=obs, action=actions)
         return score(transitions)

@@ -321,7 +321,7 @@ def label_by_judge(config: OfflineConfig, batch: Transitions, *spaces: Space) ->
     if memory is None:
         rewards = reward.score(batch)
     else:
-        scores, _ = reward.scan(batch.map(lambda x: x[:, None]), memory)
+        scores, _ = reward.scan(batch[:, None], memory)
         rewards = scores[:, 0]
     if not rewards.any():
         raise UsageError(f"no reward could be learned: {' '.join(reward.notes())}")

@@ -37,7 +37,7 @@ from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.snapshots.s3rl import Snapshots
 from envs.snapshots.snapshots import State, get_state, refuse_unsupported
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import Scores, policy
@@ -262,7 +262,7 @@ def remember_states(env: gym.Env, act: Any, every: int, states: list[tuple[State
 
     def act_and_remember(obs: Any, begins: Any, *masks: Any) -> Any:
         if next(steps) % every == 0:
-            first_obs = flatten(env.observation_space, map_obs(lambda x: x[0], obs))
+            first_obs = flatten(env.observation_space, index_obs(obs, 0))
             states.append((get_state(env), np.asarray(first_obs, np.float32)))
         if act is not None:
             return act(obs, begins, *masks)

@@ -20,7 +20,7 @@ from torch import Tensor
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.predictor import Predictor
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs, map_obs
 from lodestar.numerics.draws import draw_integers
 from lodestar.numerics.flat import Flat
 
@@ -60,7 +60,7 @@ def fitted_value(policy: Predictor, data: Transitions, steps: int, gamma: float,
     is_first = np.asarray(data.step) == 0
     if not is_first.any():
         is_first[:] = True
-    starts = map_obs(lambda x: x[is_first], data.obs)
+    starts = index_obs(data.obs, is_first)
     with torch.no_grad():
         values = q(inputs(starts, chosen_actions(policy, starts)))
     return float(values.mean()) * unit

@@ -44,7 +44,7 @@ from agents.ppo.seams import (
     advantages,
 )
 from agents.ppo.update import StreamGradients, TorchUpdate
-from envs.transitions import NotFinite, is_finite, map_obs
+from envs.transitions import NotFinite, index_obs, is_finite, map_obs
 from envs.types import Obs
 from lodestar.numerics.flat import Flat
 from lodestar.state import Stateful, get_state, set_state
@@ -205,7 +205,7 @@ class PPO(BaseAgent):
         def after_row(t: int) -> bool:
             self.num_timesteps += rollout.n
             ended = rollout.terminated[t] | rollout.truncated[t]
-            next_obs = map_obs(lambda x: x[t + 1], observed)
+            next_obs = index_obs(observed, t + 1)
             return on_step(rollout.reward[t], ended, next_obs)
 
         return self.schedule.collect(self, after_row)
@@ -411,8 +411,7 @@ class PPO(BaseAgent):
         def on_device(x: Any) -> Tensor:
             return torch.as_tensor(x, device=self.device)
 
-        images = policy.inputs.pixels(obs)
-        pixels = {key: on_device(image) for key, image in images.items()}
+        pixels = map_obs(on_device, policy.inputs.pixels(obs))
         features = policy.features(on_device(policy.inputs.vector(obs)), pixels)
         if policy.gru is not None:
             hidden = torch.zeros(len(features), policy.gru.hidden_size) if state is None else state

@@ -12,7 +12,7 @@ from agents.base import Episodes, has_reset
 from agents.networks.actor_critic import correlate
 from agents.ppo.seams import Batch, Targets
 from envs.masks import check_mask, has_allowed_action
-from envs.transitions import OneGroup, OnNan, Rollout, map_obs, refuse
+from envs.transitions import OneGroup, OnNan, Rollout, index_obs, map_obs, refuse
 from envs.types import MASK, MODALITIES
 from lodestar.state import Stateful
 
@@ -129,7 +129,7 @@ class Collector(Stateful):
         if self.recurrent:
             n_sequences = length // self.sequence
             self.hidden = [self.learner.hidden.clone() for _ in range(n_sequences)]
-        first_obs = map_obs(lambda x: x[0], rollout.obs)
+        first_obs = index_obs(rollout.obs, 0)
         self._read(0, slice(0, rollout.n), first_obs)
         # A group acts on row t as soon as its step t - 1 is there, while the others still step.
         now = time.perf_counter()
@@ -198,7 +198,7 @@ class Collector(Stateful):
     def _pixels(self, rows: Any) -> dict[str, Any]:
         if not self.inputs.images:
             return {}
-        obs = map_obs(lambda x: x[rows], self.rollout.obs)
+        obs = index_obs(self.rollout.obs, rows)
         return self.inputs.pixels(obs)
 
     def _mask(self, t: int, group: slice) -> np.ndarray | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from agents.networks.actor_critic import cosines, mask_outputs, stream_gradients
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Batch, Learner, ScoredRollout, Targets
+from envs.transitions import index_obs, map_obs
 from lodestar.numerics.compiled import warn_once
 
 # Rows that gradients are taken on: where they are only logged, and where something is decided by them.
@@ -36,8 +37,7 @@ class TorchUpdate(Learner):
         return torch.as_tensor(x, device=self.device)
 
     def observation_tensors(self, vector: Any, pixels: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        images = {key: self.tensor(image) for key, image in pixels.items()}
-        return self.tensor(vector), images
+        return self.tensor(vector), map_obs(self.tensor, pixels)
 
     def start(self, n: int) -> None:
         """Empty the memory of a recurrent policy in N environments."""
@@ -178,8 +178,7 @@ class TorchUpdate(Learner):
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
         vector, pixels = self.observation_tensors(batch.vector, batch.pixels)
-        images = {key: image[index] for key, image in pixels.items()}
-        return self.net(vector[index], images)
+        return self.net(vector[index], index_obs(pixels, index))
 
     def _forward_sequences(self, batch: Batch, columns: Any) -> "_Forward":
         def rows_of(x: Any) -> Tensor:
@@ -187,7 +186,7 @@ class TorchUpdate(Learner):
             return self.tensor(x[:, columns]).flatten(0, 1)
 
         length = batch.starts.shape[0]
-        images = {key: rows_of(image) for key, image in batch.pixels.items()}
+        images = map_obs(rows_of, batch.pixels)
         features = self.net.features(rows_of(batch.vector), images)
         starts = self.tensor(batch.starts[:, columns])
         hidden = batch.hidden[self.tensor(columns)]

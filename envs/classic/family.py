@@ -459,7 +459,7 @@ CLASSIC_FAMILY = Family(
         "Pendulum-v1",
         "Acrobot-v1",
     ),
-    knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
+    entries=("gymnasium.envs.classic_control", "envs.classic."),
     repair=Canvas,
     caption=_caption,
     aim=lambda spec: _CLASSIC_AIMS.get(_class_name(spec), ""),

@@ -27,7 +27,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, Goal, Metrics, entry, simulator
+from envs.family import Family, Goal, Metrics, simulator
 from envs.types import EnvReset, EnvStep, Options
 
 CRAFTER_KINDS = (
@@ -238,7 +238,7 @@ CRAFTER_FAMILY = Family(
     extra="crafter",
     description="Crafter: survive in a small open world, 22 achievements from wood to diamond",
     ids=("lodestar/Crafter-v0",),
-    knows=lambda spec: entry(spec) == "envs.crafter.family:Crafter",
+    entries=("envs.crafter.family:Crafter",),
     caption=_caption,
     goals=lambda spec: [_goal(name, words) for name, words in ACHIEVEMENT_WORDS.items()],
     aim=lambda spec: (

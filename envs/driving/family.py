@@ -36,7 +36,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs.driving.vehicle import Driving, Vehicle, bend, has_route, is_racing, lanes, names, read, seconds, sense
-from envs.family import Axis, Family, Goal, entry, simulator
+from envs.family import Axis, Family, Goal, simulator
 from envs.observations import Recorded, plain_observation
 from envs.types import EnvReset, Info, Options
 
@@ -390,7 +390,7 @@ DRIVING_FAMILY = Family(
         "parking-v0",
         "CarRacing-v3",
     ),
-    knows=lambda spec: entry(spec).startswith(("highway_env.", "gymnasium.envs.box2d.car_racing")),
+    entries=("highway_env.", "gymnasium.envs.box2d.car_racing"),
     module="highway_env",
     extra="driving",
     repair=OneFrame,

@@ -29,7 +29,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from envs.family import Family, Goal, entry, simulator
+from envs.family import Family, Goal, simulator
 from envs.minigrid.captions import Speech, caption
 from envs.observations import WORD_FEATURES, Recorded, hashed_words
 from envs.types import EnvReset, EnvStep, Options
@@ -326,7 +326,7 @@ MINIGRID_FAMILY = Family(
         "BabyAI-GoToRedBall-v0",
         "BabyAI-GoToObj-v0",
     ),
-    knows=lambda spec: entry(spec).startswith("minigrid."),
+    entries=("minigrid.",),
     module="minigrid",
     adapt=GridObservation,
     options=frozenset({"mission", "captions", "chatter", "varied"}),

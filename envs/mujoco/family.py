@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Axis, Family, Goal, entry, simulator
+from envs.family import Axis, Family, Goal, simulator
 from envs.observations import Recorded
 from envs.render import before_opengl, name_of, opengl
 from envs.transitions import Ends, never
@@ -472,7 +472,7 @@ MUJOCO_FAMILY = Family(
     name="mujoco",
     description="MuJoCo: simulated robots with continuous actions",
     ids=tuple(f"{robot}-v5" for robot in _MUJOCO_AIMS),
-    knows=lambda spec: entry(spec).startswith("gymnasium.envs.mujoco"),
+    entries=("gymnasium.envs.mujoco",),
     extra="robots",
     arguments=_arguments,
     repair=OwnContext,

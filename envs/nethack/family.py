@@ -222,7 +222,7 @@ NETHACK_FAMILY = Family(
         *(f"lodestar/NetHack{name}-v0" for name in _OUR_TASKS),
         *(f"NetHack{name}-v0" for name in _NLE_TASKS),
     ),
-    knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack.tasks")),
+    entries=("nle.", "minihack.", "envs.nethack.tasks"),
     module="nle",
     extra="nethack",
     arguments=_arguments,

@@ -26,7 +26,7 @@ from gymnasium.vector.utils import batch_space
 
 from envs.masks import sizes
 from envs.observations import empty_batch, empty_modalities
-from envs.transitions import map_obs, put
+from envs.transitions import index_obs, put
 from envs.types import MASK, Info, MaskFault, Obs, Options, StateDict
 from envs.wrappers import Observer, layers
 
@@ -139,7 +139,7 @@ class SharedBuffers:
         """The buffers of some rows, in the same memory."""
 
         def cut(value: Any) -> Any:
-            return map_obs(lambda x: x[rows], value)
+            return index_obs(value, rows)
 
         parts: dict[str, Any] = {}
         for field in fields(self):
@@ -243,7 +243,7 @@ class Stepper:
         slots.terminated[row] = False
         slots.truncated[row] = True
         slots.lost[row] = True
-        last_obs = map_obs(lambda x: x[row], slots.obs)
+        last_obs = index_obs(slots.obs, row)
         put(slots.final_obs, row, last_obs)
         slots.success[row] = 0
         for name, value in slots.modalities.items():

@@ -25,7 +25,7 @@ def rate(mix: Mix, data: Transitions, passes: int = 1) -> tuple[np.ndarray, dict
     refuse_lacking(mix, data)
     mix.only_sums("learning from a recording")
     # One environment whose steps follow each other, (N, 1).
-    rollout = mix.embed(data.map(lambda x: x[:, None]))
+    rollout = mix.embed(data[:, None])
     count = data.shape[0]
     metrics: dict[str, float] = {}
     for _ in range(passes):

@@ -102,7 +102,7 @@ class Success(Latent):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | tuple[np.ndarray, Memory]:
         if self.recalls:
-            raw, after = self.scan(batch.map(lambda x: x[None]), memory)
+            raw, after = self.scan(batch[None], memory)
             return raw[0], after
         logits = self.logits(batch)
         if self.config.value == "logit":

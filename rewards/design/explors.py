@@ -81,7 +81,7 @@ class ExploRS(Learned):
     def update(self, batch: Transitions) -> dict[str, float]:
         # A flat batch is that of one environment, in time order.
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[:, None])
+            batch = batch[:, None]
         rows = valid_rows(batch)
         if not len(rows.step):
             return {}

@@ -110,7 +110,7 @@ class BYOL(Episodic, Learned):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[None])
+            batch = batch[None]
         if not np.any(batch.valid):
             return {}
         self.watch(valid_rows(batch))

@@ -89,7 +89,7 @@ class DEIR(Episodic, Learned):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[None])
+            batch = batch[None]
         visits = Visits(batch)
         features = self.config.features
         x, _ = self._embed_visits(visits, self._empty_trajectories(batch.shape[1]))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.linalg import solve_triangular
 
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from envs.types import Memory, Obs
 from lodestar.mappings import map_values
 from rewards.base import Reward, one_row, values_at_obs
@@ -117,7 +117,7 @@ class Visits:
         after = after.reshape(*self.batch.shape, *after.shape[1:])
         if not self.is_first.any():
             return after
-        first_obs = map_obs(lambda x: x[self.is_first], self.batch.obs)
+        first_obs = index_obs(self.batch.obs, self.is_first)
         values = np.zeros((*self.valid.shape, *after.shape[2:]), after.dtype)
         values[self.rows] = after
         values[self.first_places] = function(first_obs)
@@ -130,7 +130,7 @@ def values_at_both(function: Callable[[Obs], np.ndarray], batch: Transitions) ->
     after = after.reshape(*batch.shape, *after.shape[1:])
 
     def values_of_rows(rows: np.ndarray) -> np.ndarray:
-        return function(map_obs(lambda x: x[rows], batch.obs))
+        return function(index_obs(batch.obs, rows))
 
     return values_at_obs(batch, after, values_of_rows), after
 
@@ -153,7 +153,7 @@ class CountMemory(EpisodeMemory):
         may_forget = memory["filled"].max(initial=0) + len(x) > self.capacity
         if len(x) > MAX_SINGLE_STEPS and not may_forget:
             return self._count_by_sorting(memory, x, valid, ended)
-        after = {name: values.copy() for name, values in memory.items()}
+        after = map_values(np.copy, memory)
         cells = after["cells"]
         visits = after["visits"]
         filled = after["filled"]

@@ -68,7 +68,7 @@ class PseudoCount(Episodic, InverseDynamics):
             return metrics
         # Transitions without an axis of time are walked as if they were one episode.
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[:, None])
+            batch = batch[:, None]
         visits = Visits(batch)
         fresh = self.memory.initial(batch.shape[1])
         x = visits.apply(self.phi)

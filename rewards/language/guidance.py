@@ -225,7 +225,7 @@ class Guidance(Reward):
             if 0 not in self._keys:
                 self._annotator.offer(["[]"], 0)
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[None])
+            batch = batch[None]
         assert batch.text is not None
         n = batch.shape[1]
         initial = self.initial_memory(n)

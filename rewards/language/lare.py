@@ -171,7 +171,7 @@ class LaRe(Learned):
     def update(self, batch: Transitions) -> dict[str, float]:
         # A flat batch is that of one environment, in time order.
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[:, None])
+            batch = batch[:, None]
         envs = batch.shape[1]
         valid = np.asarray(batch.valid, bool).ravel()
         if not valid.any():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from envs.minigrid.family import HEAD
-from envs.transitions import Transitions
+from envs.transitions import Transitions, map_obs
 from envs.types import Array, Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
@@ -80,7 +80,7 @@ class Subgoals(Reward):
 
     def begin(self, memory: Memory, modalities: Mapping[str, Array], mask: np.ndarray) -> Memory:
         """The memory, with plans for the environments of `mask`, whose episodes begin as `modalities` says."""
-        after = {name: value.copy() for name, value in memory.items()}
+        after = map_obs(np.copy, memory)
         signals = np.asarray(modalities["signals"])[mask]
         after["plan"][mask] = self.teacher.plans(signals, self.most)
         after["index"][mask] = 0

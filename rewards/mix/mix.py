@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
+from envs.transitions import NotFinite, OnNan, Transitions, index_obs, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
@@ -302,7 +302,7 @@ class Mix:
 
     def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
         if self.watched is not None:
-            self.watched = {name: value[batch.valid] for name, value in raw.items()}
+            self.watched = index_obs(raw, batch.valid)
 
     def close(self) -> None:
         for stream in self.streams.values():
@@ -526,7 +526,7 @@ class Stream(Stateful):
             self._check_fits(batch)
         # A flat batch is one step of a rollout for a reward with a memory.
         if self.has_memory and len(batch.shape) == 1:
-            raw, memory = self.score(batch.map(lambda x: x[None]), memory, again)
+            raw, memory = self.score(batch[None], memory, again)
             return raw[0], memory
         # `before` is the score at `obs`, where the reward itself knows it.
         before, raw, after = self._ask_reward(batch, memory)

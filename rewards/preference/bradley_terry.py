@@ -157,7 +157,7 @@ class BradleyTerry(Sessions):
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         """Float32 (N,) in [-1, 1]; 0 before the first fit. With a memory, that and what is remembered then."""
         if memory is not None:
-            scores, after = self.scan(batch.map(lambda x: x[None]), memory)
+            scores, after = self.scan(batch[None], memory)
             return scores[0], after
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)

@@ -67,7 +67,7 @@ class Segments:
         """Take in fresh transitions: (T, N) in time order, or (T,) of one environment."""
         batch = self.slim(batch)
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[:, None])
+            batch = batch[:, None]
         usable = np.asarray(batch.valid, bool)
         if self.tail is not None and self.left.shape[1] == batch.shape[1]:
             places = self.left

@@ -54,7 +54,7 @@ def write_labels(labels: Path, reward: MeetsWindows, progress_file: str, recordi
                 )
             memory = reward.initial_memory(1)
             for step in range(count):
-                row = batch[rows.start + step : rows.start + step + 1].map(lambda x: x[:, None])
+                row = batch[rows.start + step : rows.start + step + 1][:, None]
                 _, memory = reward.track_windows(row, memory)
                 value = float(values[min(step + 1, len(values) - 1)])
                 for item in reward.windows.values():

@@ -83,7 +83,7 @@ class SelfReference(Stateful, Latent):
     def update(self, batch: Transitions) -> dict[str, float]:
         """Keep the episodes that ended well; a flat batch (N,) is one step of N environments."""
         if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[None])
+            batch = batch[None]
         if not batch.valid.any():
             return {}
         threshold = self.config.threshold

@@ -17,7 +17,7 @@ import torch
 
 from agents.base import TaskScorer
 from agents.ppo.agent import PPO
-from envs.transitions import OnNan, map_obs
+from envs.transitions import OnNan, index_obs, map_obs
 from envs.types import MASK, Obs
 from lodestar.mappings import take_rows
 from runners.cluster.server import frames_of
@@ -68,8 +68,8 @@ class LostFirst:
             return self._stepper.recv(group)
         self._waiting.remove(group)
         rows = self.groups[group]
-        obs = map_obs(lambda x: x[rows], self._obs)
-        infos = map_obs(lambda x: x[rows], self._modalities)
+        obs = index_obs(self._obs, rows)
+        infos = index_obs(self._modalities, rows)
         count = rows.stop - rows.start
         reward = np.zeros(count, np.float32)
         terminated = np.zeros(count, bool)

@@ -160,4 +160,4 @@ class Candidate:
 
 def _as_rollout(batch: Transitions) -> Transitions:
     """Flat rows (N,) in time order as those of one environment, (N, 1)."""
-    return batch.map(lambda x: x[:, None])
+    return batch[:, None]

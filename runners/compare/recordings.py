@@ -111,7 +111,7 @@ def _score_episodes(stream: Stream, batch: Transitions, file: str) -> list[np.nd
     values = []
     for rows in episodes(batch):
         # A judge's frames are kept for a while only, so an episode is scored before the next one is shown.
-        rollout = _embed(stream, batch[rows]).map(lambda x: x[:, None])
+        rollout = _embed(stream, batch[rows])[:, None]
         raw, _ = stream.score(rollout, reward.initial_memory(1))
         values.append(raw[:, 0].astype(np.float64))
     return values

@@ -26,7 +26,7 @@ from scipy.optimize import linprog
 
 from envs.make import make
 from envs.recording import record
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from envs.types import Array
 from rewards.design.code import layout_of
 from runners.compare.finite import (
@@ -157,7 +157,7 @@ def learner_of(config: DesignConfig, model: FiniteModel, obs: Array) -> np.ndarr
     # One row of each state is enough: the policy reads its observation.
     rows = [int(np.argmax(model.cell[:, 0] == state)) for state in states]
     for _ in range(POLICY_DRAWS):
-        action, _ = policy.predict(map_obs(lambda x: x[rows], obs), deterministic=False)
+        action, _ = policy.predict(index_obs(obs, rows), deterministic=False)
         first_action = int(getattr(policy.action_space, "start", 0))
         frequency[states, np.asarray(action, int).ravel() - first_action] += 1 / POLICY_DRAWS
     return frequency

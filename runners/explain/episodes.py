@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from envs.steps import Cursor, from_gym_step, modalities_of_one
-from envs.transitions import Transitions, concatenate, map_obs, stack
+from envs.transitions import Transitions, concatenate, index_obs, map_obs, stack
 from envs.types import Obs
 from runners.evaluate import SEED, policy
 from runners.explain.policy import PolicyView
@@ -70,7 +70,7 @@ class PlayedRows:
     def inputs_at(self, rows: Any) -> tuple[Obs, Any]:
         """Observations acted on, and memories, of some rows."""
         memory = None if self.memory is None else self.memory[rows]
-        return map_obs(lambda x: x[rows], self.batch.obs), memory
+        return index_obs(self.batch.obs, rows), memory
 
 
 def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int, seed: int) -> PlayedRows:

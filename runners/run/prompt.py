@@ -102,7 +102,7 @@ def score_recording(
     mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=gamma)
     refuse_missing(batch, mix, f"prompt={name}")
     # A mix scores steps of environments, (T, N).
-    scores, _ = mix.total(batch.map(lambda x: x[:, None]), mix.initial_memory(1), 0)
+    scores, _ = mix.total(batch[:, None], mix.initial_memory(1), 0)
     if not np.ptp(scores) > 0:
         raise UsageError(f"prompt={name} is worth the same in every recorded transition, so there is nothing to go for")
     return scores[:, 0]

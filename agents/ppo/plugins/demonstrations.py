@@ -28,7 +28,7 @@ from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import demonstrations
 from envs.recording import episodes
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions, index_obs
 from lodestar.numerics.flat import Flat
 from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
@@ -50,7 +50,7 @@ class Demonstrations(Extra):
         config = agent.config
         self.config = config
         data = demonstrations(config.demos, agent.observation_space, agent.action_space, agent.scorer)
-        of_one_environment = data.map(lambda x: x[:, None])
+        of_one_environment = data[:, None]
         self.data = _end_episodes(agent.scorer.embed(of_one_environment))
         inputs = agent.policy.inputs
         self.vector = inputs.vector(data.obs)
@@ -110,7 +110,7 @@ class Demonstrations(Extra):
     def step(self, learner: TorchUpdate, rows: np.ndarray, rate: float) -> Tensor:
         """One gradient step on some of these rows; returns the loss, ()."""
         index = self.rng.choice(rows, DEMO_MINIBATCH_ROWS)
-        pixels = map_obs(lambda x: x[index], self.pixels)
+        pixels = index_obs(self.pixels, index)
         net = learner.net
         outputs, _ = net(*learner.observation_tensors(self.vector[index], pixels))
         log_std = None if net.log_std is None else net.log_std.detach()
@@ -122,7 +122,7 @@ class Demonstrations(Extra):
 def _end_episodes(rollout: Transitions) -> Transitions:
     """A recording (M, 1) in which an episode that was cut short is truncated, so that no return goes on beyond it."""
     truncated = np.array(rollout.truncated)
-    flat = rollout.map(lambda x: x[:, 0])
+    flat = rollout[:, 0]
     for part in episodes(flat):
         last = part.stop - 1
         truncated[last] |= ~flat.ended[last]

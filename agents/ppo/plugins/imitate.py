@@ -33,7 +33,7 @@ from agents.ppo.extensions import credit_of, is_average
 from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import goals
-from envs.transitions import Transitions, join, map_obs
+from envs.transitions import Transitions, index_obs, join, map_obs
 from lodestar.numerics.flat import Flat
 from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
@@ -120,7 +120,7 @@ class Imitation(Extra):
         some = self.rng.permutation(count)[:COMPARED_ROWS]
         _, self.rows["worth"] = self._score(self.rows)
         columns = {**self.rows, "batch": None, "raw": None}
-        rows = map_obs(lambda x: x[some], columns)
+        rows = index_obs(columns, some)
         with torch.no_grad():
             compared = self._compare(learner, rows)
         gain = compared.gain.cpu().numpy()
@@ -129,7 +129,7 @@ class Imitation(Extra):
         losses = []
         for _ in range(self.config.imitate_updates):
             index = self.rng.choice(len(some), UPDATE_ROWS, p=probability)
-            drawn = map_obs(lambda x: x[index], rows)  # noqa: B023
+            drawn = index_obs(rows, index)
             losses.append(self.step(learner, drawn, rate))
         imitated_share = compared.imitated.float().mean()
         return {
@@ -182,7 +182,7 @@ class Imitation(Extra):
         last_end = np.full(scored.transitions.shape[1], -1)
         last_end[columns[ends]] = ends
         is_finished = np.arange(len(columns)) <= last_end[columns]
-        self.pending = map_obs(lambda x: x[~is_finished], rows)
+        self.pending = index_obs(rows, ~is_finished)
 
         buffers = []
         if self.rows is not None:
@@ -190,14 +190,14 @@ class Imitation(Extra):
             self.rows.pop("worth", None)
             buffers.append(self.rows)
         if is_finished.any():
-            finished = map_obs(lambda x: x[is_finished], rows)
+            finished = index_obs(rows, is_finished)
             del finished["column"]
             buffers += self._select_episodes(finished)
         if buffers:
             rows = join(np.concatenate, buffers)
             max_age = self.config.imitate_max_age or np.inf
             newest = np.flatnonzero(rows["age"] < max_age)[-BUFFER_ROWS:]
-            self.rows = map_obs(lambda x: x[newest], rows)
+            self.rows = index_obs(rows, newest)
 
     def _rows_of(self, scored: ScoredRollout) -> dict[str, Any]:
         """A rollout as rows (M, ...) of one environment after another, each with its `column`."""
@@ -243,10 +243,10 @@ class Imitation(Extra):
         last_step[columns] = self.pending["batch"]["step"]
         # An environment that was reset does not go on.
         goes_on = (transitions.step[0] == last_step + 1)[columns]
-        pending = map_obs(lambda x: x[goes_on], self.pending)
+        pending = index_obs(self.pending, goes_on)
         rows = join(np.concatenate, [pending, rows])
         order = rows["column"].argsort(kind="stable")
-        return map_obs(lambda x: x[order], rows)
+        return index_obs(rows, order)
 
     def _select_episodes(self, rows: Any) -> list[Any]:
         """Of whole episodes (M, ...) those that are to be imitated, if any; one that was lost is not."""
@@ -254,7 +254,7 @@ class Imitation(Extra):
         episode = np.cumsum(transitions.ended) - transitions.ended
         lost_episodes = episode[transitions.ended & ~transitions.valid]
         is_whole = transitions.valid & ~np.isin(episode, lost_episodes)
-        rows = map_obs(lambda x: x[is_whole], rows)
+        rows = index_obs(rows, is_whole)
         episode = episode[is_whole]
         if not len(episode):
             return []
@@ -268,7 +268,7 @@ class Imitation(Extra):
             is_good = np.isin(episode, episode[reward > 0])
         if not is_good.any():
             return []
-        return [map_obs(lambda x: x[is_good], rows)]
+        return [index_obs(rows, is_good)]
 
     def _rescore(self, count: int) -> None:
         """Score `count` rows again, in turn, by the rewards as they are now; a stream with a memory keeps its score."""
@@ -277,7 +277,7 @@ class Imitation(Extra):
             begin = 0
         self._turn = begin + count
         some = slice(begin, self._turn)
-        batch = Transitions(**map_obs(lambda x: x[some], self.rows["batch"]))
+        batch = Transitions(**index_obs(self.rows["batch"], some))
         for name in self.names:
             stream: Any = self.scorer.streams[name]
             # The stream of a scorer of one's own need not say whether it can.

@@ -18,7 +18,7 @@ import numpy as np
 from envs.batched.base import BatchedEnv
 from envs.batched.highway.view import CAR, WIDTH, RoadPainter
 from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, Vehicle
-from envs.transitions import map_obs
+from envs.transitions import index_obs
 from envs.types import Array
 
 # The entries of highway-env's config that may differ from their defaults.
@@ -225,7 +225,7 @@ class BatchedHighway(BatchedEnv):
 
     def _show(self, rows: Array) -> None:
         if "signals" in self.modalities:
-            state = map_obs(lambda x: x[rows], self.state)
+            state = index_obs(self.state, rows)
             self.modalities["signals"][rows] = self._sense(state, rows)
         if "frame" in self.modalities:
             parts = {key: self.state[key][rows] for key in ("x", "y", "heading", "crashed")}
