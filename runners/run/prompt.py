@@ -115,7 +115,8 @@ def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndar
     count = len(batch.step)
     unknown = options.keys() - {"row", "place"}
     if unknown:
-        raise UsageError(f"prompt.{min(unknown)}= is none of a goal's options; give prompt.row= or prompt.place=")
+        fix = "give prompt.row=, prompt.place= or, for a reward, prompt=NAME"
+        raise UsageError(f"prompt.{min(unknown)}= is none of a goal's options; {fix}")
     if place and np.shape(place) != (model.own.obs_size,):
         raise UsageError(f"prompt.place={place} has not the {model.own.obs_size} numbers of an observation; give these")
     if not (isinstance(row, int) and -count <= row < count):
