@@ -24,10 +24,13 @@ if _minilm is not None:
 sys.path.insert(0, str(Path(__file__).parent))  # for `from scripted import ...`
 # The files that take a processor longest, by several seconds each.
 LONGEST_FILES = {
+    "test_annotate.py",
     "test_annotator_faults.py",
     "test_architecture.py",
     "test_asking.py",
+    "test_batched_captions.py",
     "test_batched_originals.py",
+    "test_batched_robots.py",
     "test_bench_exploration_speed.py",
     "test_bonuses.py",
     "test_compare_page.py",
@@ -40,16 +43,14 @@ LONGEST_FILES = {
     "test_faults.py",
     "test_four_ways.py",
     "test_front_door.py",
-    "test_handed_on.py",
-    "test_numbers.py",
-    "test_offline_rewards.py",
+    "test_lare.py",
     "test_ppo.py",
     "test_pretrain_worlds.py",
-    "test_readable.py",
-    "test_relabelled_memory.py",
+    "test_rcsl.py",
     "test_replay.py",
     "test_report_page.py",
     "test_resume.py",
+    "test_sandbox.py",
     "test_train.py",
     "test_world_model.py",
 }
@@ -64,9 +65,8 @@ gc.disable()
 # Its number among the processes of pytest-xdist, and how many there are.
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-# What takes long to import, hence to compile in a fresh environment. An optimizer imports torch._dynamo anyway: loaded
-# here, the processes that tests fork have it already.
-SLOW_IMPORTS = ("torch", "scipy.stats", "matplotlib.figure", "pandas", "networkx", "torch._dynamo")
+# What takes long to import, hence to compile in a fresh environment.
+SLOW_IMPORTS = ("torch", "scipy.stats", "matplotlib.figure", "pandas", "networkx")
 
 
 def rotate_for_worker(things):

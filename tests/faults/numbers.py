@@ -247,6 +247,9 @@ def spoilt_model(folder: Path, quick: bool) -> Found:
 def _ready() -> None:
     """Import what children need, once."""
     warm()
+    # The first optimizer of torch imports its compiler.
+    import torch._dynamo  # noqa: F401
+
     import agents.dyna.agent
     import agents.world_model.agent  # noqa: F401
 

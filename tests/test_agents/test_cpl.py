@@ -36,7 +36,7 @@ def towards(model):
     return float(model.predict(np.array([[2.0], [8.0]], np.float32))[0][:, 0] @ [-0.5, 0.5])
 
 
-@pytest.mark.parametrize("kl", [False, True])
+@pytest.mark.parametrize("kl", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_it_acts_as_the_judge_prefers_and_cloning_does_not(kl):
     least = 0.7 if kl else 0.8
     for right in (1, -1):

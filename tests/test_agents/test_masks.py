@@ -87,10 +87,14 @@ def test_a_random_action_is_one_that_the_mask_allows():
 
 @pytest.mark.parametrize(
     ("way", "changes"),
-    [("method", {}), pytest.param("info", {"path": "eager"}, marks=pytest.mark.nightly), ("info", {"gru": 8})],
+    [
+        ("method", {}),
+        pytest.param("info", {"path": "eager"}, marks=pytest.mark.nightly),
+        ("info", {"gru": 8, "n_epochs": 1}),
+    ],
 )
 def test_ppo_never_chooses_a_forbidden_action(way, changes):
-    model = PPO(doors(way=way), PPOConfig(**SMALL, **changes)).learn(2_000)  # a closed door raises
+    model = PPO(doors(way=way), PPOConfig(**{**SMALL, **changes})).learn(2_000)  # a closed door raises
     assert model.masked and len(model.episodes.returns) == 100
 
 

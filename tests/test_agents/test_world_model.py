@@ -129,8 +129,8 @@ def test_it_learns_from_pixels(preset, mode):
 
 
 def test_nethack_is_read_by_its_parts_and_the_loss_falls():
-    model = agent("lodestar/NetHackScore-v0", net="glyphs", learning_starts=150, model_learning_rate=1e-3)
-    model.learn(150)
+    model = agent("lodestar/NetHackScore-v0", net="glyphs", learning_starts=60, model_learning_rate=1e-3)
+    model.learn(60)
     rows = model.replay.sequences(4, 6)
     with torch.no_grad():
         before = float(model.learner.world.loss(rows)[0])

@@ -19,6 +19,7 @@ from runners.cluster.actor import Actor
 from runners.run.build import build
 from runners.run.config import UsageError
 
+pytestmark = pytest.mark.usefixtures("short_fits")
 SMALL = [
     *("env=Pendulum-v1", "agent=dyna", "agent.preset=sac", "preset=none", "control=none", "video=false"),
     *("eval_episodes=0", "logger=[]", "backend=gym", "agent.path=torch", "agent.net_arch=[8]", "agent.batch_size=8"),

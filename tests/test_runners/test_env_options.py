@@ -79,7 +79,8 @@ def test_worlds_of_cells_are_filmed_and_what_cannot_be_drawn_is_said_so_without_
         ("faulty_worlds:Plain-v0", "none (this environment cannot be drawn)"),
     ):
         folder = tmp_path / "run" if film.endswith("mp4") else tmp_path / "other"
-        assert main([f"env={env_id}", *FAST, *PPO, "video=true", f"run_dir={folder}"]) == 0
+        short = [*FAST, *PPO, "max_episode_steps=40"]
+        assert main([f"env={env_id}", *short, "video=true", f"run_dir={folder}"]) == 0
         assert f"video:       {film}\n" in capsys.readouterr().out
         assert (folder / "video.mp4").exists() == film.endswith("mp4")
 
