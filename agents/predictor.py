@@ -48,10 +48,15 @@ class Predictor(ABC):
     action_space: gym.Space
     config: Any
     policy: Any
+    device: torch.device
     # Whether `predict` gives the mode unless it is asked for a sample.
     mode = False
     # Whether it was trained with action masks, which it then needs to act.
     masked: bool = False
+
+    def tensor(self, array: Any) -> torch.Tensor:
+        """The same numbers, on the device."""
+        return torch.as_tensor(array, device=self.device)
 
     @classmethod
     def samples(cls, config: Any, action_space: gym.Space) -> bool:

@@ -170,10 +170,10 @@ class SQIRL(BaseAgent):
         """One-hot (N, A): greedy before the stage's step, random from there on."""
         action_size = self.encoding.action_size
         random = self.rng.integers(action_size, size=self.steps.n)
-        actions = torch.as_tensor(random, device=self.device)
+        actions = self.tensor(random)
         if self.stage:
             step = self.steps.step_index
-            before_stage = torch.as_tensor(step < self.stage, device=self.device)
+            before_stage = self.tensor(step < self.stage)
             greedy = self._greedy_action(self.steps.obs, step)
             actions = torch.where(before_stage, greedy, actions)
         return nn.functional.one_hot(actions, action_size).float()
@@ -181,8 +181,8 @@ class SQIRL(BaseAgent):
     @torch.no_grad()
     def _greedy_action(self, obs: Obs, steps: np.ndarray) -> Tensor:
         """Actions (N,) of the policies at these steps (N,) of the episodes."""
-        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
-        step = torch.as_tensor(steps, device=self.device)
+        vector = self.tensor(self.encoding.vector(obs))
+        step = self.tensor(steps)
         inputs = self.policy.inputs(vector, step)
         return self.policy.greedy(inputs, step)
 
@@ -210,13 +210,9 @@ class SQIRL(BaseAgent):
 
     def _look_ahead(self, rows: Transitions, reward: np.ndarray, go: np.ndarray) -> float:
         """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""
-
-        def tensor(x: np.ndarray) -> Tensor:
-            return torch.as_tensor(x, device=self.device)
-
-        step = tensor(rows.step)
-        vector = tensor(self.encoding.vector(rows.obs))
-        next_vector = tensor(self.encoding.vector(rows.next_obs))
+        step = self.tensor(rows.step)
+        vector = self.tensor(self.encoding.vector(rows.obs))
+        next_vector = self.tensor(self.encoding.vector(rows.next_obs))
         if not self.policy.ready:
             # Inputs are whitened by those of the very first stage, once and for all.
             first_inputs = join_time(vector, step)
@@ -225,10 +221,10 @@ class SQIRL(BaseAgent):
             self.policy.std.copy_(std)
         x = self.policy.inputs(vector, step)
         next_x = self.policy.inputs(next_vector, step + 1)
-        action = tensor(self.encoding.encode(rows.action)).argmax(-1)
-        rewards = tensor(reward).float()
-        continues = tensor(~rows.ended).float()
-        target = tensor(go).float()
+        action = self.tensor(self.encoding.encode(rows.action)).argmax(-1)
+        rewards = self.tensor(reward).float()
+        continues = self.tensor(~rows.ended).float()
+        target = self.tensor(go).float()
         loss = 0.0
         for depth in range(self.config.k):
             # Targets are standardised, so that one learning rate serves returns of any size.

@@ -206,7 +206,7 @@ class Dyna(BaseAgent):
         if self._fitted_at is None:
             return random
         vector = encoding.vector(self.steps.obs)
-        obs = torch.from_numpy(vector).to(self.device)
+        obs = self.tensor(vector)
         actions = self._choose_actions(obs, False, self.steps.step_index).cpu()
         if not bool(actions.isfinite().all()):
             self.keep_or_restore(False)
@@ -321,7 +321,7 @@ class Dyna(BaseAgent):
         super().dump_logs(iteration)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
-        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        vector = self.tensor(self.encoding.vector(obs))
         actions = self._choose_actions(vector, deterministic).cpu().numpy()
         return self.encoding.decode(actions), None
 

@@ -126,7 +126,7 @@ class Cloning(IQL):
         return {"loss": loss}
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        vector = self.tensor(self.encoding.vector(obs))
         whitened = self.net.whiten(vector)
         count = len(vector)
         length = self.config.chunk
@@ -174,7 +174,7 @@ class Cloning(IQL):
             self.net.std.copy_(std)
         whitened = self.net.whiten(obs.to(self.device))
         targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
-        columns = torch.as_tensor(targets, device=self.device)
+        columns = self.tensor(targets)
         return torch.cat([whitened, columns], -1)
 
 

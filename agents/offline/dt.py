@@ -56,7 +56,7 @@ class DT(RCSL):
         # Without the column that says which actions count.
         self._table_of_steps = table[:, : -self.own.action_size]
         rows = np.stack([np.arange(len(last)), last], 1)
-        return torch.as_tensor(rows, device=self.device)
+        return self.tensor(rows)
 
     def _loss(self, rows: Tensor) -> Tensor:
         size = self.own.action_size
@@ -85,9 +85,9 @@ class DT(RCSL):
         full = at == context
         window[full] = np.roll(window[full], -1, 1)
         at[full] = context - 1
-        vector = torch.as_tensor(inputs, device=self.device)
+        vector = self.tensor(inputs)
         window[rows, at, :-size] = self.net.whiten(vector).cpu()
-        steps = torch.as_tensor(window, device=self.device)
+        steps = self.tensor(window)
         features = self.net(steps)[rows, at]
         generator = None if deterministic else self._generator
         drawn = self.net.head.draw(features, generator)

@@ -192,7 +192,7 @@ class IQL(Predictor):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         net = self.net
-        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        vector = self.tensor(self.encoding.vector(obs))
         vector = net.whiten(vector)
         # The policy's place in the stack has inputs for an action, which it does not read.
         unused = vector.new_zeros(len(vector), self.encoding.action_size)

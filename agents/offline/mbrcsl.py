@@ -73,7 +73,7 @@ class MBRCSL(RCSL):
         table = []
         for column in columns:
             numbers = np.asarray(column, np.float32)
-            table.append(torch.as_tensor(numbers, device=self.device))
+            table.append(self.tensor(numbers))
         place: dict[str, Any] = {"seed": self.seed, "device": str(self.device)}
         settings = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
         model = DynamicsEnsemble(self.own, settings, **place)
@@ -149,7 +149,7 @@ class MBRCSL(RCSL):
         def act(states: Tensor, t: int) -> tuple[Tensor, None]:
             action, _ = clone.predict(states.cpu().numpy(), deterministic=False)
             encoded = self.own.encode(action)
-            return torch.as_tensor(encoded, device=self.device), None
+            return self.tensor(encoded), None
 
         def bounded_reward(*transition: Tensor) -> Tensor:
             task = transition[3]

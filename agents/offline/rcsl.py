@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from agents.dynamics.rollout import RewardHead
@@ -50,8 +49,8 @@ class RCSL(Cloning):
         data = self._data
         action = self.own.encode(data.action)
         transition = np.concatenate((data.obs, action, data.next_obs), -1)
-        x = torch.as_tensor(transition, device=self.device)
-        y = torch.as_tensor(data.reward, device=self.device)
+        x = self.tensor(transition)
+        y = self.tensor(data.reward)
         self.worth.fit(x, y, min(steps, MAX_REWARD_STEPS))
         return {**metrics, "target": self.asks["target"]}
 
@@ -116,7 +115,7 @@ class RCSL(Cloning):
         to_go = np.full((len(vector), 1), asked, np.float32)
         if state is not None:
             transition = np.concatenate([state["obs"], state["action"], vector], -1)
-            x = torch.as_tensor(transition, device=self.device)
+            x = self.tensor(transition)
             reward = self.worth.predict(x).cpu().numpy()
             left = state["to_go"] - reward[:, None]
             left = left.clip(asks["low"], asks["high"])

@@ -407,21 +407,17 @@ class PPO(BaseAgent):
         """The state is that of a recurrent policy, (B, units)."""
         policy = self.policy
         actions = policy.actions
-
-        def on_device(x: Any) -> Tensor:
-            return torch.as_tensor(x, device=self.device)
-
-        pixels = map_obs(on_device, policy.inputs.pixels(obs))
-        features = policy.features(on_device(policy.inputs.vector(obs)), pixels)
+        pixels = map_obs(self.tensor, policy.inputs.pixels(obs))
+        features = policy.features(self.tensor(policy.inputs.vector(obs)), pixels)
         if policy.gru is not None:
             hidden = torch.zeros(len(features), policy.gru.hidden_size) if state is None else state
-            begins = on_device(starts)[None]
-            unrolled, last = policy.unroll(features[None], on_device(hidden), begins)
+            begins = self.tensor(starts)[None]
+            unrolled, last = policy.unroll(features[None], self.tensor(hidden), begins)
             features = unrolled[0]
             state = last.cpu().numpy()
         outputs = mask_outputs(policy.heads(features)[0], mask)
         if deterministic:
             return actions.to_env(actions.mode(outputs).cpu().numpy()), state
-        noise = on_device(actions.draw(self.rng, len(outputs)))
+        noise = self.tensor(actions.draw(self.rng, len(outputs)))
         action = actions.sample(outputs, policy.log_std, noise)
         return actions.to_env(action.cpu().numpy()), state

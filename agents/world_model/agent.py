@@ -184,16 +184,13 @@ class WorldModel(BaseAgent):
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False, seek: bool = False) -> Any:
         vector, pixels = self._read(obs)
-        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic, seek)
+        return self.learner.think(vector, pixels, self.tensor(began), state, deterministic, seek)
 
     def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
         """Numbers (*leading axes, D) and images of observations."""
         images = self.encoding.pixels(obs)
-        pixels = map_values(self._tensor, images)
-        return self._tensor(self.encoding.vector(obs, leading)), pixels
-
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
+        pixels = map_values(self.tensor, images)
+        return self.tensor(self.encoding.vector(obs, leading)), pixels
 
     def head_gap(self) -> float:
         """Error of the reward head on this rollout, in the replay's deviations; 0 if all rewards are equal."""
@@ -221,11 +218,11 @@ class WorldModel(BaseAgent):
         vector, pixels = self._read(obs, leading=2)
         world = self.learner.world
         embed = world.encoder(vector, pixels)
-        first = self._tensor((step == 0) & valid)
+        first = self.tensor((step == 0) & valid)
         states, _ = world.cell.observe(embed, action, first)
         features = world.cell.features(states)
         rewards = world.reward(features, action)
-        return rewards[self._tensor(valid)]
+        return rewards[self.tensor(valid)]
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
@@ -269,7 +266,7 @@ class WorldModel(BaseAgent):
         parts = self.learner.initial(n)
         if state is not None:
             lengths = [part[0].numel() for part in parts.values()]
-            columns = torch.as_tensor(state, device=self.device).split(lengths, -1)
+            columns = self.tensor(state).split(lengths, -1)
             for name, column in zip(list(parts), columns):
                 parts[name] = column.reshape(parts[name].shape)
         action, next_state = self._think(obs, starts, parts, deterministic)

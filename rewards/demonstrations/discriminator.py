@@ -125,7 +125,7 @@ class DemosDiscriminator(Learned):
 
     def whiten_states(self, columns: list[np.ndarray]) -> tuple[Tensor, ...]:
         """Columns of `read` as tensors; every other one, from the first on, holds states."""
-        tensors = [torch.from_numpy(column).to(self.device) for column in columns]
+        tensors = [self.tensor(column) for column in columns]
         tensors[::2] = [self.whiten(states, self.layout.used) for states in columns[::2]]
         return tuple(tensors)
 
@@ -158,7 +158,7 @@ class DemosDiscriminator(Learned):
     def squared_slope(self, columns: tuple[Tensor, ...], demos: tuple[Tensor, ...]) -> Tensor:
         """The logit's mean squared slope at points drawn evenly between transitions of both kinds."""
         count = math.ceil(len(columns[0]) / ROWS_A_SLOPE)
-        share = torch.from_numpy(self.rng.random((count, 1), np.float32)).to(self.device)
+        share = self.tensor(self.rng.random((count, 1), np.float32))
         points = [one[:count].lerp(two[:count], share) for one, two in zip(columns, demos)]
         points[::2] = list(map(self.with_unused_columns, points[::2]))
         for point in points:

@@ -94,7 +94,7 @@ class ExploRS(Learned):
         reached = task_returns[valid]
         self.returns.update(reached)
         standardised = (reached - self.returns.mean) / self._deviation()
-        target = torch.from_numpy(standardised.astype(np.float32)).to(self.device)
+        target = self.tensor(standardised.astype(np.float32))
         x = self.inputs(rows.obs)
         return self.fit((x, self.actions(rows.action), target))
 

@@ -98,7 +98,7 @@ class BYOL(Episodic, Learned):
         return mean.reshape(batch.shape), memory
 
     def tensors(self, memory: Memory) -> MemoryTensors:
-        return {name: torch.from_numpy(value).to(self.device) for name, value in memory.items()}
+        return {name: self.tensor(value) for name, value in memory.items()}
 
     def error(self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor) -> Tensor:
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
@@ -144,8 +144,8 @@ class BYOL(Episodic, Learned):
             sequences = value.unflatten(0, (-1, length, envs))
             return sequences.transpose(1, 2).flatten(0, 1)
 
-        valid = cut(torch.from_numpy(links.valid.ravel()).to(self.device))
-        ended = cut(torch.from_numpy(links.ended.ravel()).to(self.device))
+        valid = cut(self.tensor(links.valid.ravel()))
+        ended = cut(self.tensor(links.ended.ravel()))
         first_belief = entering_belief[:-1:length].flatten(0, 1)
         first_action = entering_action[:-1:length].flatten(0, 1)
         columns = (cut(x), cut(action), cut(after), valid, ended, first_belief, first_action)

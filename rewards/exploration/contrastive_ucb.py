@@ -112,7 +112,7 @@ class ContrastiveUCB(Learned):
     def split_sample(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
         """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
         size = self.layout.size
-        action = torch.from_numpy(np.ascontiguousarray(rows[:, size:-size])).to(self.device)
+        action = self.tensor(np.ascontiguousarray(rows[:, size:-size]))
         return rows[:, :size], action, rows[:, -size:]
 
     def phi(self, rows: np.ndarray, action: Tensor) -> np.ndarray:

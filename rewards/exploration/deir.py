@@ -98,9 +98,9 @@ class DEIR(Episodic, Learned):
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         successor = self.inputs(batch.next_obs)
-        trajectory = torch.from_numpy(batch.extras["way"]).to(self.device)
+        trajectory = self.tensor(batch.extras["way"])
         # False successors are those of other rows.
-        other = torch.from_numpy(self.rng.permutation(len(successor))).to(self.device)
+        other = self.tensor(self.rng.permutation(len(successor)))
         return trajectory, self.actions(batch.action), successor, successor[other]
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
@@ -125,10 +125,10 @@ class DEIR(Episodic, Learned):
         `start` (N, D) are the trajectories before the rollout.
         """
         e = visits.apply(lambda obs: self.values(self.encoder, obs))
-        embedding = torch.from_numpy(e).to(self.device)
-        valid = torch.from_numpy(visits.valid).to(self.device)
-        ended = torch.from_numpy(visits.ended).to(self.device)
-        h = torch.from_numpy(start).to(self.device)
+        embedding = self.tensor(e)
+        valid = self.tensor(visits.valid)
+        ended = self.tensor(visits.ended)
+        h = self.tensor(start)
         trajectories = torch.empty_like(embedding)
         with torch.no_grad():
             for t, ends in enumerate(ended):

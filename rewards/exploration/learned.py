@@ -110,6 +110,10 @@ class Learned(Reward):
         path = self.config.path
         return path == "numba" or (path == "auto" and self.work_done >= COMPILE_AFTER_WORK)
 
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """The same numbers, on the device."""
+        return torch.from_numpy(array).to(self.device)
+
     def net(self, *widths: int) -> "Net":
         """A fresh network from whitened rows through layers of `widths`."""
         return Net(self.layout, widths, self.generator).to(self.device)
@@ -193,7 +197,7 @@ class Learned(Reward):
 
     def _learn_minibatch(self, columns: tuple[Tensor, ...], rows: np.ndarray) -> dict[str, Tensor]:
         """One step of the optimiser on these rows; their losses, detached."""
-        index = torch.from_numpy(rows).to(self.device)
+        index = self.tensor(rows)
         losses = self.loss(*(column.index_select(0, index) for column in columns))
         self.descend(sum(losses.values()))
         return {name: value.detach() for name, value in losses.items()}
@@ -248,11 +252,11 @@ class Learned(Reward):
         """Rows (N, size) -> what networks see of them; of those columns alone."""
         rows = rows[:, used] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
-            return torch.from_numpy(rows).to(self.device)
+            return self.tensor(rows)
         x = rows - self.statistics.mean[used].astype(np.float32)
         x *= (1 / self.statistics.std[used]).astype(np.float32)
         np.clip(x, -5, 5, out=x)
-        return torch.from_numpy(x).to(self.device)
+        return self.tensor(x)
 
     def set_used_columns(self, *rows: np.ndarray) -> None:
         """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""

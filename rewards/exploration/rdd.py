@@ -72,7 +72,7 @@ class RDD(RND):
             return columns
         # Twice as many as are new; the new visits are in the replay already.
         rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))
-        return self.whiten(rows), torch.from_numpy(draws).to(self.device)
+        return self.whiten(rows), self.tensor(draws)
 
     def draw(self, x: Tensor) -> Tensor:
         """One target (N, D) for each whitened row (N, size)."""
@@ -82,15 +82,15 @@ class RDD(RND):
             case "gaussian":
                 noise = self.rng.standard_normal(shape, dtype=np.float32)
                 noise *= np.float32(self.config.sigma)
-                return self.in_pieces(self.target, x) + torch.from_numpy(noise).to(self.device)
+                return self.in_pieces(self.target, x) + self.tensor(noise)
             case "ensemble":
                 draws = self.rng.integers(len(self.targets), size=n)
-                member = torch.from_numpy(draws).to(self.device)
+                member = self.tensor(draws)
                 outputs = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
                 return outputs[member, torch.arange(n, device=self.device)]
         # A coin for each feature: +1 or -1.
         coins = self.rng.integers(0, 2, shape).astype(np.float32)
-        return torch.from_numpy(coins * 2 - 1).to(self.device)
+        return self.tensor(coins * 2 - 1)
 
     def bonus(self, x: Tensor) -> Tensor:
         """Whitened rows (N, size) -> bonus (N,)."""

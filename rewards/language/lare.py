@@ -213,7 +213,7 @@ class LaRe(Learned):
         return action.reshape(len(action), size).astype(np.float32)
 
     def input_tensors(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self.whiten(rows), torch.from_numpy(actions).to(self.device)
+        return self.whiten(rows), self.tensor(actions)
 
     def decode(self, x: Tensor, action: Tensor) -> Tensor:
         """The reward of rows (N, size) and (N, A): (N,)."""
@@ -271,7 +271,7 @@ class LaRe(Learned):
             # Places beyond an episode's end read row 0, and count nothing.
             inside = place < length[:, None]
             row = np.where(inside, place + starts[picked][:, None], 0)
-            index = torch.from_numpy(row.ravel()).to(self.device)
+            index = self.tensor(row.ravel())
             guess = self.decode(x.index_select(0, index), action.index_select(0, index)).view(place.shape)
             facts = (self._to_float(inside), self._to_float(length), self._to_float(targets[picked]))
             if config.success is None:

@@ -162,16 +162,16 @@ class BradleyTerry(Sessions):
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         rows, actions = self.raw_inputs(batch)
-        reward = self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device))
+        reward = self.in_pieces(self.mean, self.whiten(rows), self.tensor(actions))
         return reward.cpu().numpy()
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         assert isinstance(self.ensemble, StackedGRU)
         x = self.inputs_of(*self.raw_inputs(batch.flatten()))
-        valid = torch.from_numpy(np.array(batch.valid)).to(self.device)
-        ended = torch.from_numpy(np.array(batch.ended)).to(self.device)
+        valid = self.tensor(np.array(batch.valid))
+        ended = self.tensor(np.array(batch.ended))
         # (N, K, hidden) -> (K, N, hidden)
-        h = torch.from_numpy(memory["states"]).to(self.device).transpose(0, 1)
+        h = self.tensor(memory["states"]).transpose(0, 1)
         states = []
         with torch.no_grad():
             gates = self.ensemble.gates(x).unflatten(1, batch.shape)
@@ -271,7 +271,7 @@ class BradleyTerry(Sessions):
         config = self.config
         pairs = self.labelled
         x = self.inputs_of(pairs.rows, pairs.actions)
-        y = torch.from_numpy(pairs.label).to(self.device)
+        y = self.tensor(pairs.label)
         targets = y.clone()
         learnt, held_out = pairs.split()
         best = BestLoss()
@@ -309,7 +309,7 @@ class BradleyTerry(Sessions):
             batch_size = config.batch_size
         results = []
         for start in range(0, count, batch_size):
-            index = torch.from_numpy(order[:, start : min(start + batch_size, count)]).to(self.device)
+            index = self.tensor(order[:, start : min(start + batch_size, count)])
             logits = self._logits(x[index])
             losses = self._loss(logits, targets[index])
             # The members' losses are summed, so that none learns more slowly for being one of many.
@@ -410,7 +410,7 @@ class BradleyTerry(Sessions):
 
     def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
         """Rows, whitened, and actions as one tensor (..., inputs)."""
-        return torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
+        return torch.cat([self.whiten(rows), self.tensor(actions)], dim=-1)
 
     def raw_inputs(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""

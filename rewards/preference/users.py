@@ -202,7 +202,7 @@ class Users(Sessions):
 
     def information(self, x: Tensor, mean: Tensor, log_var: Tensor) -> np.ndarray:
         """What the answer to each whitened pair (B, 2, L, size) says about z, in nats: (B,)."""
-        noise = torch.from_numpy(self.rng.standard_normal((BELIEF_DRAWS, mean.shape[1]), np.float32)).to(self.device)
+        noise = self.tensor(self.rng.standard_normal((BELIEF_DRAWS, mean.shape[1]), np.float32))
         drawn = mean + noise * torch.exp(log_var / 2)
         with torch.no_grad():
             chances = [torch.sigmoid(self.logits(x, z.expand(len(x), -1))) for z in drawn]
@@ -224,7 +224,7 @@ class Users(Sessions):
             place = names.index(self.config.user) if self.config.user in names else 0
             z = np.tile(self.labelled.z[place], (len(batch.step), 1))
         state = self.whiten(self.own_rows(batch.next_obs))
-        return self.in_pieces(self.share, state, torch.from_numpy(z).to(self.device)).cpu().numpy()
+        return self.in_pieces(self.share, state, self.tensor(z)).cpu().numpy()
 
     def own_rows(self, obs: Any) -> np.ndarray:
         """Observations (N, ...) without the z beside them, as rows (N, size)."""
@@ -290,7 +290,7 @@ class Users(Sessions):
         config = self.config
         answers = self.labelled
         x = self.whiten(answers.rows)
-        y = torch.from_numpy(answers.label).to(self.device)
+        y = self.tensor(answers.label)
         learnt, held_out = answers.split()
         best = BestLoss()
         metrics = {"loss": 0.0, "kl": 0.0}
@@ -318,7 +318,7 @@ class Users(Sessions):
         minibatches = math.ceil(len(learnt) / config.batch_size)
         for rows in np.array_split(self.rng.permutation(learnt), minibatches):
             mean, log_var = self.posterior(x, y, self.examples(rows, learnt))
-            noise = torch.from_numpy(self.rng.standard_normal(mean.shape, np.float32)).to(self.device)
+            noise = self.tensor(self.rng.standard_normal(mean.shape, np.float32))
             logits = self.logits(x[rows], mean + noise * torch.exp(log_var / 2))
             decided = y[rows] != 0.5
             is_right.append(((logits > 0) == (y[rows] > 0.5))[decided])
@@ -377,7 +377,7 @@ class Users(Sessions):
 
     def posterior(self, x: Tensor, y: Tensor, places: np.ndarray) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of z, (B, D) each, given the answers (n, 2, L, size), (n,) at `places` (B, N)."""
-        index = torch.from_numpy(places).to(self.device)
+        index = self.tensor(places)
         pairs = x[index]
         # From -1, the first is better, to 1, the second is; the better one is put first.
         preference = 2 * y[index] - 1
