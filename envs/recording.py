@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from envs.masks import sample
 from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
-from lodestar.files import regular, replacing, save_arrays
+from lodestar.files import make_parent, regular, replacing, save_arrays
 from lodestar.mappings import map_values
 
 # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...).
@@ -103,7 +103,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
     starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
     _drop_repeated_obs(arrays, starts)
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     about = {"format": RECORDING_FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
     contiguous = map_values(np.ascontiguousarray, arrays)
     # A crash leaves no half of a recording.

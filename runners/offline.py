@@ -29,7 +29,6 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +41,7 @@ from envs.datasets.recordings import is_dataset
 from envs.make import make
 from envs.recording import load as read
 from envs.transitions import Transitions, concatenate
+from lodestar.files import make_parent
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.context import NEW_TASKS, play_tasks
@@ -187,7 +187,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
             if "accuracy" in metrics_by_arm[arm]:
                 labels["accuracy"] = metrics_by_arm[arm]["accuracy"]
         if arm == config.arms[0] and config.out:
-            Path(config.out).parent.mkdir(parents=True, exist_ok=True)
+            make_parent(config.out)
             model.save(config.out)
         if arm == "context":
             by_episode = play_tasks(model.learner(), env_id, NEW_TASKS, config.episodes, config.seed, options)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.make import creator
+from lodestar.files import make_parent
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import policy
@@ -93,7 +94,7 @@ def watch(config: WatchConfig) -> str:
     fps = frames_a_second(trained.config.env)
     if not in_window:
         path = Path(config.out) if config.out else run / f"watch{video_suffix()}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(path)
         return f"{path}: {write(path, episodes, fps):,} frames of {label}"
     with closing(Window(label, fps)) as window:
         for number, episode in enumerate(episodes, start=1):

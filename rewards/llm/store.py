@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 
-from lodestar.files import LARGE, open_file, open_text_file
+from lodestar.files import LARGE, make_parent, open_file, open_text_file
 
 # A text, or a pair of which the better is asked for.
 Item: TypeAlias = str | tuple[str, str]
@@ -179,7 +179,7 @@ class AnswerStore:
         if not self.path:
             self._connection = self._connect(False)
             return
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        make_parent(self.path)
         # With the lock one process alone moves a broken file.
         with FileLock(f"{self.path}.lock", timeout=60):
             # The logs of a file that was removed belong to no other.

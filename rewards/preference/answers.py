@@ -25,7 +25,7 @@ from safetensors import numpy as safetensors
 
 from envs.transitions import Transitions, map_obs, stack
 from envs.types import MODALITIES
-from lodestar.files import open_to_append, refuse_link
+from lodestar.files import make_parent, open_to_append, refuse_link
 from lodestar.state import pack, unpack
 from rewards.llm.store import read_rows
 from rewards.preference.segments import side_by_side
@@ -69,7 +69,7 @@ class KeptAnswers:
         row["created"] = round(time.time(), 3)
         if segments:
             row["segments"] = segments
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(self.path)
         lock = Path(f"{self.path}.lock")
         refuse_link(lock, "file")
         with FileLock(lock, timeout=60), open_to_append(self.path) as file:

@@ -39,7 +39,7 @@ import numpy as np
 from envs import recording
 from envs.family import family_of
 from envs.make import spec_of
-from lodestar.files import LARGE, open_to_append, read_bytes
+from lodestar.files import LARGE, make_parent, open_to_append, read_bytes
 from lodestar.settings import setting
 from rewards.llm.annotation.annotator import Annotator, AnswerLimits
 from rewards.llm.judges import prompts
@@ -263,7 +263,7 @@ def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, ident
     printed_at = begin
     written = 0
     path = Path(config.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     with io.TextIOWrapper(open_to_append(path), encoding="utf-8") as file:
         while True:
             answers = annotator.take(0)
@@ -329,7 +329,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
         values = np.array(list(map(recorded.get, texts)), np.float32)
         findings |= agreement("file", first, values)
     path = Path(config.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     # JSON knows no NaN, the only value that differs from itself.
     findings = {name: None if value != value else value for name, value in findings.items()}
     write_atomically(path, json.dumps(findings, indent=1) + "\n")

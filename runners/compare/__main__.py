@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import rewards
 from envs.family import Goal
 from envs.make import goals, make
-from lodestar.files import replacing
+from lodestar.files import make_parent, replacing
 from lodestar.settings import Settings, declarations, setting
 from rewards.base import RewardConfig
 from runners.cli.command import Command
@@ -120,7 +120,7 @@ def compare_recordings(config: CompareConfig, configs: dict[str, TrainConfig]) -
         reports[name] = recordings.measure(scored, config.threshold)
         print("\n".join(recordings.lines(name, reports[name])))
     path = SampleSpec(config.env).folder / f"{'+'.join(configs)}-recordings.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(reports, indent=2) + "\n")
     print(f"numbers: {path}")

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import rewards
 from envs.transitions import Transitions
-from lodestar.files import regular, replacing, save_arrays
+from lodestar.files import make_parent, regular, replacing, save_arrays
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
 from rewards.vision.load import PHRASES_FILE
@@ -107,7 +107,7 @@ class Candidate:
             embeddings = load_file(regular(path))
         else:
             embeddings = self._embed(batch)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_parent(path)
             with replacing(path) as temporary:
                 save_arrays(temporary, embeddings)
         extras = {**batch.extras, name: embeddings["seen"]}

@@ -33,6 +33,7 @@ from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate
 from envs.types import MASK
 from envs.wrappers import Observer
+from lodestar.files import make_parent
 from rewards.adapters.guided import guides
 from runners.evaluate import policy
 from runners.run.build import load_run
@@ -145,7 +146,7 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
         return None
     mdp = enumerate_mdp(spec)
     if mdp is None:
-        impossible.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(impossible)
         impossible.touch()
         return None
     meta = {"seconds": mdp.sample.seconds, "axis": "", "successors": mdp.successors.tolist()}

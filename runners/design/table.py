@@ -28,6 +28,7 @@ from envs.make import make
 from envs.recording import record
 from envs.transitions import Transitions, index_obs
 from envs.types import Array
+from lodestar.files import make_parent
 from rewards.design.code import layout_of
 from runners.compare.finite import (
     HORIZONS,
@@ -81,7 +82,7 @@ def solve(config: DesignConfig) -> Path:
         f"best actions tie in {tied:.0%} of states"
     )
     path = config.folder / "table.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     page = {
         "command": config.command("runners.design"),
         "informativeness": informative,

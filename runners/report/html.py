@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lodestar.files import replacing
+from lodestar.files import make_parent, replacing
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
@@ -25,7 +25,7 @@ def write(path: Path, template: str, values: dict[str, Any]) -> Path:
         trim_blocks=True,
     )
     page = environment.get_template(template).render(values)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path

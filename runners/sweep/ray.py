@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lodestar.files import read_text
+from lodestar.files import make_parent, read_text
 from lodestar.settings import setting
 from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
 from runners.run.checkpoint import versions, write_atomically
@@ -146,7 +146,7 @@ class Ray(Launcher):
         """Every node reads a file that was just written, and has our versions; a UsageError names one that does not."""
         path = self._home / job.folder.parent / TOKEN_FILE
         word = secrets.token_hex(8)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(path)
         write_atomically(path, word)
         sentence = misfit(self._ray, _explain_misfit, (path, word), versions())
         if sentence:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lodestar.files import make_parent
 from lodestar.settings import Settings, setting
 from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
@@ -360,7 +361,7 @@ class Transcript:
             self._file = None
 
     def _open(self) -> IO[str]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(self.path)
         if self.lines:
             self._cut()
         elif self.path.exists() and self.path.stat().st_size:
@@ -379,7 +380,7 @@ class Transcript:
         with file:
             file.seek(0)
             lines = file.read()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(self.path)
         with open(self.path, "w", encoding="ascii") as fresh:
             fresh.write(lines)
         self._say(f"the transcript {self.path} was removed while it was in use; it was written anew")
