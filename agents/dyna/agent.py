@@ -206,7 +206,7 @@ class Dyna(BaseAgent):
         if self._fitted_at is None:
             return random
         vector = encoding.vector(self.steps.obs)
-        obs = self.tensor(vector)
+        obs = torch.from_numpy(vector).to(self.device)
         actions = self._choose_actions(obs, False, self.steps.step_index).cpu()
         if not bool(actions.isfinite().all()):
             self.keep_or_restore(False)
