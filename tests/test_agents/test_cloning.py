@@ -55,7 +55,7 @@ def test_diffusion_comes_from_any_noise_to_what_its_network_believes():
     assert kept[0] == 1 and kept[-1] < 0.001 and (kept.diff() < 0).all()
 
 
-@pytest.mark.parametrize("head", ["mixture", "diffusion"])
+@pytest.mark.parametrize("head", [pytest.param("mixture", marks=pytest.mark.nightly), "diffusion"])
 def test_of_two_ways_one_is_taken_and_a_single_gaussian_walks_into_the_wall(head):
     rng = np.random.default_rng(0)
     sides = np.repeat(rng.choice([-1.6, 1.6], 200), 2)  # left or right, both steps alike

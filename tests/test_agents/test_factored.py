@@ -110,6 +110,7 @@ def test_six_bits_are_learned_exactly_also_for_unseen_combinations() -> None:
     torch.testing.assert_close(predicted.reward, reward, rtol=0, atol=0.25)
 
 
+@pytest.mark.nightly
 def test_chances_are_learned_and_drawn_as_they_are() -> None:
     generator = torch.Generator().manual_seed(1)
     obs = torch.randint(2, (4000, 6), generator=generator).float()

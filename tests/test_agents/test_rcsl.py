@@ -85,6 +85,7 @@ def pieces():
     return forked(np.random.default_rng(0))
 
 
+@pytest.mark.nightly
 def test_pieces_of_episodes_are_joined_by_a_model_and_by_nothing_else(pieces, tmp_path, monkeypatch):
     small = functools.partial(mbrcsl.EnsembleConfig, members=2, hidden=[32, 32])
     monkeypatch.setattr(mbrcsl, "EnsembleConfig", small)

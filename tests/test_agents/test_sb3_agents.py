@@ -30,7 +30,8 @@ OFF = {"learning_starts": 8, "batch_size": 8, "buffer_size": 200}
 def build(name, n=2, seed=0):
     cls = agents.get(name)
     env_id = "Pendulum-v1" if name in ("sac", "td3", "tqc", "crossq") else "CartPole-v1"
-    config = cls.Config(**SMALL.get(name, OFF))
+    # CrossQ's own layers have 1024 units.
+    config = cls.Config(net_arch=[16], **SMALL.get(name, OFF))
     if name == "maskable_ppo":
         made = venv("tests.masked_env:MaskDoors-v0", n, way="method")
     else:

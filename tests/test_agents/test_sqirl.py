@@ -214,6 +214,7 @@ def test_it_solves_a_world_with_its_k_and_not_with_one_less(depth, k, expected):
     assert play(model, Fork(depth), 3) == pytest.approx(expected)
 
 
+@pytest.mark.nightly
 def test_it_plans_for_the_average_where_actions_slip():
     # right, right works with .8^2 = .64: .64 * 4 - (.8 * .2 + .2 * ...) is worth more than the safe .9
     config = SQIRLConfig(k=2, episodes=256, net_arch=[32], epochs=20, learning_rate=3e-3)

@@ -117,6 +117,7 @@ def test_acting_seeks_the_action_that_is_least_known():
     assert 0.2 < free.mean() < 0.8
 
 
+@pytest.mark.nightly
 def test_an_agent_with_both_learns_and_its_predictions_seek_nothing(monkeypatch):
     vector = envs.make.make_vec("CartPole-v1", 2, backend="batched", seed=0)
     few = {"batch_size": 4, "batch_length": 8, "train_ratio": 8.0, "horizon": 3, "imagine_starts": 8}

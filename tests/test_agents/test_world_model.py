@@ -158,12 +158,13 @@ class Turning(TaskScorer):
         return raw["task"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("preset", "relabel"),
     [
         ("mrq", True),
-        pytest.param("mrq", False, marks=pytest.mark.nightly),
-        pytest.param("r2dreamer", True, marks=pytest.mark.nightly),
+        ("mrq", False),
+        ("r2dreamer", True),
     ],
 )
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_relabelled(preset, relabel):

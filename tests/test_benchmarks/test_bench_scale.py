@@ -102,6 +102,7 @@ def test_the_model_is_compared_with_what_one_and_two_actors_did():
     assert found["model_error"] == found["model_error_1"]
 
 
+@pytest.mark.nightly
 def test_what_waits_for_a_gpu_runs_and_agrees_on_the_cpu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert scale.run(tmp_path, ["gpu"]) == {} and "gpu is skipped: there is no GPU" in capsys.readouterr().out

@@ -58,6 +58,7 @@ def test_figures_are_shares_of_stopped_sentences(tmp_path, monkeypatch):
     assert len(results.read_rows(tmp_path / "bad-prompts.csv")) == 16
 
 
+@pytest.mark.nightly
 def test_a_row_tells_the_verdict_and_its_reasons(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env, sentence = bad_prompts.BAD[0]
@@ -201,6 +202,7 @@ def test_figures_of_stitching_are_successes_with_intervals(tmp_path, monkeypatch
     assert figures["mbrcsl_predicted"] == pytest.approx(0.9) and "dt_predicted" not in figures
 
 
+@pytest.mark.nightly
 def test_the_best_torque_has_no_regret_and_a_wrong_one_has():
     upright, falling = [1.0, 0.0, 0.0], [np.cos(0.3), np.sin(0.3), 0.0]
     holds, pushes, catches, lets_go = offline_fresh.regrets(

@@ -59,6 +59,7 @@ def test_a_random_embedding_never_learns_and_an_inverse_one_does():
         assert any(not np.array_equal(v, before[k]) for k, v in e3b.encoder.state_dict().items()) is moves
 
 
+@pytest.mark.nightly
 def test_inverse_dynamics_drop_what_no_action_moves():
     rng = np.random.default_rng(0)
     side = rng.integers(0, 2, 4096)

@@ -208,6 +208,7 @@ def test_the_bank_and_the_critics_optimiser_are_saved_and_loaded():
 # -- what it is for ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_coin_stops_being_rewarded_where_forward_prediction_keeps_its_variance():
     settings = dict(learning_rate=1e-3, epochs=4)
     hindsight = make(temper=1.0, invariance=1.0, critic_steps=1, chance=4, **settings)

@@ -58,6 +58,7 @@ def test_the_embedding_learns_to_be_predicted_too():
     assert torch.autograd.grad(loss, after)[0].tolist() == [[30, 40]]  # 10 * 2 * (3, 4) / 2
 
 
+@pytest.mark.nightly
 def test_both_models_learn_an_environment_that_its_actions_move():
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(2048, 1)).astype(np.float32)

@@ -555,6 +555,7 @@ def test_where_it_cannot_be_computed_one_sentence_explains_why():
         compare.main.parse([f"env={GRID}", "reward=count", "solved=much"])
 
 
+@pytest.mark.nightly
 def test_the_card_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert compare.main([f"env={GRID}", "reward=count", "frames=20", "horizon=1", "page=page.html"]) == 0
