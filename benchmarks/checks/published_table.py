@@ -3,7 +3,7 @@
     python -m benchmarks published_table
 
 It trains nothing. It reads the rows that other studies have left, as `lodestar list --scores` does. `rows` counts the
-pairs of a task and an agent that have runs with the settings of the shortest command, `tasks` their tasks.
+pairs of a task and an agent that have three runs with the settings of the shortest command, `tasks` their tasks.
 `rows_within_published` is the share of them that reaches a published mean less two deviations, among those that took as
 many steps as the publication.
 
@@ -25,6 +25,7 @@ from runners.compare.staying import GOOD_WORTH, staying
 from runners.report.scores import BELOW, entries, runs_of, verdict
 from runners.report.statistics import iqm
 
+SEEDS = 3  # that a row needs to be counted
 # Rows of settings that no preset has, kept to show what they reach.
 OTHER_SETTINGS = ", settings of"
 # Figures that are asked for by name: the task, the agent and the column.
@@ -45,7 +46,7 @@ NAMED = {
 
 def run(folder: Path) -> dict[str, float]:
     """The figures of the table; those of the rule only where its study has run."""
-    table = [entry for entry in entries() if runs_of(entry) and OTHER_SETTINGS not in entry["agent"]]
+    table = [entry for entry in entries() if len(runs_of(entry)) >= SEEDS and OTHER_SETTINGS not in entry["agent"]]
     verdicts = [verdict(entry) for entry in table if verdict(entry)]
     figures: dict[str, float] = {
         "tasks": len({entry["env"] for entry in table}),
