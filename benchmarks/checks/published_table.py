@@ -21,7 +21,7 @@ from benchmarks import results
 from benchmarks.figures import difference, samples_of
 from benchmarks.study import Study
 from runners.cli.compose import compose
-from runners.compare.staying import GOOD_WORTH, staying
+from runners.compare.staying import GOOD_WORTH, HIGH_WORTH, LOW_WORTH, staying
 from runners.report.scores import BELOW, entries, runs_of, verdict
 from runners.report.statistics import iqm
 
@@ -59,7 +59,7 @@ def run(folder: Path) -> dict[str, float]:
                 figures[name] = float(iqm([float(row[column]) for row in runs_of(entry)]))
     rows = results.read_rows(folder / "staying.csv")
     if rows:
-        figures["staying_rule_rank"] = staying_rank(rows)
+        figures["staying_rule_rank"] = staying_rank(rows, folder.parent / "figures" / "staying_worth.png")
     mazes = results.read_rows(folder / "obstructed_maze.csv")
     if {"noveld", "count"} <= {row["arm"] for row in mazes}:
         figures |= learned_over_count(mazes)
@@ -73,22 +73,46 @@ def learned_over_count(rows: list[dict[str, str]]) -> dict[str, float]:
     return {"learned_over_count": value, "learned_over_count_low": low, "learned_over_count_high": high}
 
 
-def staying_rank(rows: list[dict[str, str]]) -> float:
-    """Spearman's rank correlation over arms, of success and of the nearness of the worth to a tenth."""
+def staying_rank(rows: list[dict[str, str]], picture: Path) -> float:
+    """Spearman's rank correlation over arms, of success and of the nearness of the worth to a tenth; and a picture."""
     study = Study.read("staying")
-    near = []
+    arms = [cell.arm for cell in study.grid()]
+    worths = []
     success = []
     for cell in study.grid():
         config = compose([f"{key}={text}" for key, text in cell.argv(study.first_seed).items()])[0]
-        worth = sum(bonus.worth for bonus in staying(config))
-        scores = [float(row["success"]) for row in rows if row["arm"] == cell.arm]
-        print(f"{cell.arm}: staying is worth {worth:.3g} of the task, success {iqm(scores):.2f}", flush=True)
-        near.append(-abs(np.log(worth / GOOD_WORTH)))
-        success.append(float(iqm(scores)))
+        worths.append(sum(bonus.worth for bonus in staying(config)))
+        success.append(float(iqm([float(row["success"]) for row in rows if row["arm"] == cell.arm])))
+        print(f"{cell.arm}: staying is worth {worths[-1]:.3g} of the task, success {success[-1]:.2f}", flush=True)
+    draw(arms, worths, success, picture)
+    near = -np.abs(np.log(np.asarray(worths) / GOOD_WORTH))
     return float(np.corrcoef(ranks(near), ranks(success))[0, 1])
 
 
-def ranks(values: list[float]) -> np.ndarray:
+def draw(arms: list[str], worths: list[float], success: list[float], picture: Path) -> None:
+    """Each arm's success by what staying is worth to it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from runners.report import plots
+
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(figsize=(6, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvspan(LOW_WORTH, HIGH_WORTH, alpha=0.15, linewidth=0)
+        for family, marker in (("noveld", "o"), ("count", "s")):
+            points = [(worth, score) for arm, worth, score in zip(arms, worths, success) if arm.startswith(family)]
+            axes.plot(*zip(*sorted(points)), marker, label=family)
+        axes.set_xscale("log")
+        axes.set_xticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
+        axes.set_xlabel("what staying is worth before training, as a share of the task's reward")
+        axes.set_ylabel("success")
+        axes.legend()
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, dpi=160)
+
+
+def ranks(values: list[float] | np.ndarray) -> np.ndarray:
     """Ranks from 0; equal values share their mean rank."""
     array = np.asarray(values)
     below = (array[:, None] > array).sum(1)
