@@ -21,7 +21,6 @@ that are not given as sine and cosine. It learns no termination.
 
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -232,11 +231,11 @@ class Sindy(Stateful):
         scale = [*state["scale"].tolist(), *unscaled]
         units = []
         for term in terms:
-            factors = map(scale.__getitem__, term)
+            factors = [scale[i] for i in term]
             units.append(math.prod(factors))
         lines = []
         for row, coefficients in enumerate(state["middle"].tolist()):
-            raw = list(map(operator.truediv, coefficients, units))
+            raw = [coefficient / unit for coefficient, unit in zip(coefficients, units)]
             text = polynomial_text(raw, terms, variables)
             if row < self.size:
                 lines.append(f"{names[row]}' = {names[row]} {text}".rstrip())
@@ -479,8 +478,8 @@ def polynomial_text(coefficients: Sequence[float], terms: Sequence[tuple[int, ..
     parts = []
     for coefficient, term in zip(coefficients, terms):
         if coefficient:
-            factors = [f"{coefficient:+.4g}", *map(names.__getitem__, term)]
-            parts.append(" ".join(factors))
+            factors = [names[i] for i in term]
+            parts.append(" ".join([f"{coefficient:+.4g}", *factors]))
     return " ".join(parts)
 
 

@@ -25,8 +25,8 @@ SWEEPS = 150
 class Plan:
     """What to aim at from where, both as vectors phi.
 
-    Of transitions from `before` to `after`, float32 (N, d), which pay `reward` (N,); `last` is the last row of each
-    one's episode, and `terminated` bool (N,).
+    Of transitions from `before` to `after`, float32 (N, d), whose rewards are `reward` (N,). `last` is the last row of
+    each one's episode, and `terminated` bool (N,).
     """
 
     def __init__(
@@ -39,16 +39,17 @@ class Plan:
         starts = self._region(before)
         row = np.arange(count)
         end = np.minimum(row + SEGMENT_STEPS - 1, last)
-        paid = np.zeros(count)
+        segment_reward = np.zeros(count)
         for step in range(SEGMENT_STEPS):
             is_within = row + step <= end
-            paid += DISCOUNT**step * reward[np.minimum(row + step, end)] * is_within
+            now = np.minimum(row + step, end)
+            segment_reward += DISCOUNT**step * reward[now] * is_within
         # What comes after a segment counts by its length, and not at all after an end.
         continues = DISCOUNT ** (end - row + 1) * ~terminated[end]
         next_regions = self._region(after[end])
         value = np.zeros(self.regions.n)
         for _ in range(SWEEPS):
-            total = paid + continues * value[next_regions]
+            total = segment_reward + continues * value[next_regions]
             # A region is worth what its best segment is, whatever part of the region that began in.
             value = np.full(len(value), -np.inf)
             np.maximum.at(value, starts, total)

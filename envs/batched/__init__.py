@@ -39,7 +39,6 @@ _GRIDS = {
     "DoorKey": "-5x5-v0 -6x6-v0 -8x8-v0 -16x16-v0",
     "FourRooms": "-v0",
     "KeyCorridor": "S3R1-v0 S3R2-v0 S3R3-v0 S4R3-v0 S5R3-v0 S6R3-v0",
-    "MultiRoom": "-N2-S4-v0 -N4-S5-v0 -N4-S5-v1 -N6-v0",
     "LockedRoom": "-v0",
     "ObstructedMaze": """
         -1Dl-v0 -1Dlh-v0 -1Dlhb-v0 -2Dl-v0 -2Dlh-v0 -2Dlhb-v0 -2Dlhb-v1 -1Q-v0 -1Q-v1 -2Q-v0 -2Q-v1 -Full-v0 -Full-v1
@@ -95,7 +94,9 @@ def _robot(name: str) -> Program:
 PROGRAMS: dict[str, Program] = {env_id: _classic_program(env_id) for env_id in _CLASSIC.split()}
 for _name, _sizes in _GRIDS.items():
     for _size in _sizes.split():
-        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _CHAIN if _name == "MultiRoom" else _GRID
+        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _GRID
+for _size in ("N2-S4-v0", "N4-S5-v0", "N4-S5-v1", "N6-v0"):
+    PROGRAMS[f"MiniGrid-MultiRoom-{_size}"] = _CHAIN
 PROGRAMS["lodestar/NoisyRooms-v0"] = _ROOMS
 PROGRAMS["lodestar/DeepSea-v0"] = _SEA
 PROGRAMS["lodestar/Peg-v0"] = _PEG

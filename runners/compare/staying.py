@@ -39,10 +39,10 @@ LOW_WORTH = 0.02
 
 
 class Staying(NamedTuple):
-    """What a bonus pays an agent that never finishes."""
+    """What a bonus is worth to an agent that never finishes."""
 
     stream: Stream
-    step: float  # its mean a step, once it is sought
+    step: float  # the weighted bonus of a step in the mean, once it is sought
     worth: float  # of never finishing, as a share of `end_reward`
     end_reward: float  # the task's, at an episode's end
 
@@ -53,7 +53,7 @@ def staying_notes(config: TrainConfig) -> list[str]:
 
 
 def staying(config: TrainConfig) -> list[Staying]:
-    """What each bonus that ends with an episode pays; none where the task also rewards the way."""
+    """What each bonus that ends with an episode is worth; none where the task also rewards the way."""
     bonuses = [name for name in config.reward if rewards.get(name).role == "bonus"]
     if not bonuses:
         return []
@@ -71,7 +71,7 @@ def staying(config: TrainConfig) -> list[Staying]:
             rollout = _random_rollout(envs, config.seed)
         if rollout is None:
             return []
-        return _measured(config, mix, streams, rollout)
+        return _measure(config, mix, streams, rollout)
 
 
 def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
@@ -90,7 +90,7 @@ def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
     return rollout
 
 
-def _measured(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[Staying]:
+def _measure(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[Staying]:
     batch = rollout.transitions(mix.requires)
     end_reward = _largest_end_reward(batch.reward[rollout.ended])
     raw, _ = mix.score(batch)
@@ -113,7 +113,8 @@ def _largest_end_reward(rewards: np.ndarray) -> float:
 
 
 def _sentence(bonus: Staying) -> str:
-    stream, worth = bonus.stream, bonus.worth
+    stream = bonus.stream
+    worth = bonus.worth
     name = f"reward.{stream.name}.weight"
     weight = float(stream.weight(0))
     text = (
