@@ -46,6 +46,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "scan": ("benchmarks.checks.scan:run", "shelf3"),
     "published_table": ("benchmarks.checks.published_table:run", "published"),
     "average_reward": ("benchmarks.checks.average_reward:run", "shelf3"),
+    "cluster_sac": ("benchmarks.scale.replay:run", "shelf3"),
     "in_context": ("benchmarks.checks.in_context:run", "shelf3"),
     "stitching": ("benchmarks.checks.stitching:run", "agents2"),
     "design": ("benchmarks.checks.design:run", "rewards2"),

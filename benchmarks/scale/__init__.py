@@ -18,7 +18,6 @@ CASES = {  # name -> where its function is
     "ray": "benchmarks.scale.cluster:ray",
     "kills": "benchmarks.scale.cluster:kills",
     "server": "benchmarks.scale.cluster:server",
-    "replay": "benchmarks.scale.replay:run",
     "replay-service": "benchmarks.scale.replay:service",
     "warp": "benchmarks.scale.warp:run",
     "cores-halfcheetah": "benchmarks.scale.cores:halfcheetah",

@@ -1,18 +1,18 @@
 """SAC on the actors of a local Ray cluster, beside the same run in one process, on HalfCheetah.
 
-    replay_ratio_2          frames a second of two actors, lag=1, over those of one process, an update a frame; needs
-                            two free cores
-    replay_over_best        the same over one process or its workers, whichever is faster
-    replay_ratio_2_few      as replay_ratio_2, an update for twenty frames
-    replay_over_best_few    as replay_over_best
-    replay_act_us           CPU microseconds of an actor for a frame, messages included
-    replay_store_us         of its learner for storing a frame, messages included
-    replay_update_us        of its learner for an update
-    replay_frame_bytes      bytes of a frame from an actor to the learner
-    replay_100_frames       frames a second that one learner takes from a hundred actors, an update a frame
-    replay_100_updates      updates for a frame at which a hundred actors are all busy; 0 if none are left
+    cluster_sac_over_best       frames a second of two actors, lag=1, over those of one process or its workers, the
+                                faster of them, an update a frame; needs two free cores
+    cluster_sac_over_best_few   the same with an update for twenty frames
+    cluster_sac_bitwise         environment steps after which a run on one actor, lag=0, has the weights of the local
+                                run, to the last bit; an error if it has not
+    replay_act_us               CPU microseconds of an actor for a frame, messages included
+    replay_store_us             of its learner for storing a frame, messages included
+    replay_update_us            of its learner for an update
+    replay_frame_bytes          bytes of a frame from an actor to the learner
+    replay_100_frames           frames a second that one learner takes from a hundred actors, an update a frame
+    replay_100_updates          updates for a frame at which a hundred actors are all busy; 0 if none are left
 
-The first four are medians of ratios by the wall's clock. The others are CPU time or follow from it, so one core does.
+Ratios are medians by the clock of the wall. The times of `service` are CPU time, so one core does.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.scale.cluster import finish_flights, local_cluster, made
 from benchmarks.speed.measure import interleave, ratio
@@ -41,9 +43,9 @@ ACTORS_ON_PAPER = 100
 
 def run(folder: Path, rounds: int = 5) -> dict[str, float]:
     """On two free cores about five minutes."""
-    path = folder / "scale-replay.csv"
+    path = folder / "cluster_sac.csv"
     path.unlink(missing_ok=True)
-    figures = {}
+    figures = _compare_weights()
     for suffix, updates in (("", 1.0), ("_few", FEW_UPDATES)):
         task = [*TASK, f"agent.updates_per_step={updates}"]
         runs = {"local": task, "workers": [*task, "backend=workers"], "two": [*task, *TWO]}
@@ -51,10 +53,24 @@ def run(folder: Path, rounds: int = 5) -> dict[str, float]:
             stack.enter_context(local_cluster())
             variants = {name: _learns(stack.enter_context(made(*words))) for name, words in runs.items()}
             rates = interleave(path, f"replay{suffix}", rounds, variants)["wall"]
-        over_local = ratio(rates, "two", "local")
-        figures[f"replay_ratio_2{suffix}"] = over_local
-        figures[f"replay_over_best{suffix}"] = min(over_local, ratio(rates, "two", "workers"))
+        ratios = [ratio(rates, "two", other) for other in ("local", "workers")]
+        figures[f"cluster_sac_over_best{suffix}"] = min(ratios)
     return figures
+
+
+def _compare_weights() -> dict[str, float]:
+    """Of a run with an update a frame, with and without a cluster."""
+    weights = []
+    for more in ((), ("cluster=local",)):
+        with made(*TASK, *more) as parts:
+            model: Any = parts.model
+            model.learn(FRAMES)
+            weights.append(model.policy.state_dict())
+    local, cluster = weights
+    for name, value in local.items():
+        if not np.array_equal(value.numpy(), cluster[name].numpy()):
+            raise AssertionError(f"the weights {name} of a run on one actor are not those of the local run")
+    return {"cluster_sac_bitwise": FRAMES}
 
 
 def _learns(parts: Parts) -> Callable[[], tuple[int, Callable[[], Any]]]:

@@ -241,6 +241,8 @@ def test_the_note_names_closing_and_training_returns_that_differ_beyond_their_in
     assert "these 20 have 0 (0 to 0)" in said and said.endswith("these are the policy's mode")
     assert "both are sampled" in disagreement({**stuck, "actions": "sampled"}, [0.9, 1.0] * 10)
     assert disagreement({"returns": [0.0, 1.0] * 10, "actions": "mode"}, [0.4, 0.6] * 10) == ""
+    # Returns that differ by rounding alone.
+    assert disagreement({"returns": [1.4] * 20, "actions": "mode"}, [1.4000001] * 20) == ""
     assert disagreement(stuck, [1.0]) == "" and disagreement({"returns": [1.0], "actions": "mode"}, [0.0, 0.0]) == ""
 
 
