@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,15 +73,23 @@ def local_cluster() -> Iterator[Any]:
 
 def bitwise(folder: Path, rollouts: int = 8) -> dict[str, float]:
     """Of PPO with statistics of observations, on HalfCheetah."""
+    steps = rollouts * 1024
+    require_equal_weights([*TASK, "agent.normalize_obs=true", "reward=rnd"], steps)
+    return {"bitwise_equal_local": steps}
+
+
+def require_equal_weights(task: Sequence[str], steps: int) -> None:
+    """An AssertionError unless a run of so many steps on one actor ends with the weights of the local run."""
     weights = []
     for more in ((), ("cluster=local",)):
-        with made(*TASK, "agent.normalize_obs=true", "reward=rnd", *more) as parts:
-            parts.model.learn(rollouts * 1024)
-            weights.append(parts.model.policy.state_dict())  # type: ignore[union-attr]
-    for name, value in weights[0].items():
-        if not np.array_equal(value.numpy(), weights[1][name].numpy()):
+        with made(*task, *more) as parts:
+            model: Any = parts.model
+            model.learn(steps)
+            weights.append(model.policy.state_dict())
+    local, cluster = weights
+    for name, value in local.items():
+        if not np.array_equal(value.numpy(), cluster[name].numpy()):
             raise AssertionError(f"the weights {name} of a run on one actor are not those of the local run")
-    return {"bitwise_equal_local": rollouts * 1024}
 
 
 def ray(folder: Path, rounds: int = ROUNDS) -> dict[str, float]:

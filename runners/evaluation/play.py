@@ -300,9 +300,9 @@ def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
         return ""
     training_mean = statistics.mean_interval(before)
     closing_mean = statistics.mean_interval(after)
-    # Positive where there is a gap between the intervals. Rounding of rewards alone is none.
+    # Positive where the intervals do not meet. Rewards are of single precision, so rounding is no gap.
     gap = max(training_mean.low - closing_mean.high, closing_mean.low - training_mean.high)
-    if gap <= 1e-4 * abs(training_mean.value):
+    if gap <= 1e-6 * abs(training_mean.value):
         return ""
     why = "both are sampled, so the policy or the world of the episodes has changed since"
     if closing["actions"] == MODE:
