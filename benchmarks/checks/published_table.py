@@ -10,6 +10,7 @@ many steps as the publication.
 `staying_rule_rank` is a rank correlation over the arms of the study `staying`: of their success with how near the worth
 of staying, which is measured before training, is to a tenth of the task's reward (as a logarithm).
 
+Of NovelD in four mazes there are `TASK_success`, `TASK_frames` to 0.8 of it, and `TASK_cpu_minutes` of a run.
 `learned_over_count` is the success of NovelD less that of a count, in the study `obstructed_maze`.
 """
 
@@ -26,6 +27,13 @@ from runners.compare.staying import GOOD_WORTH, HIGH_WORTH, LOW_WORTH, staying
 from runners.report.scores import BELOW, entries, runs_of, verdict
 from runners.report.statistics import iqm
 
+# Mazes on which NovelD has figures of its own: the study, and its task.
+MAZES = {
+    "multiroom_n4s5": "hard_grids",
+    "obstructedmaze_2dlh": "obstructed_maze",
+    "lockedroom": "locked_room",
+    "keycorridor_s6r3": "keycorridor_s6r3",
+}
 SEEDS = 3  # that a row needs to be counted
 # Rows of settings that no preset has, kept to show what they reach.
 OTHER_SETTINGS = ", settings of"
@@ -58,6 +66,9 @@ def run(folder: Path) -> dict[str, float]:
         for entry in table:
             if (entry["env"], entry["agent"]) == (env, agent):
                 figures[name] = float(iqm([float(row["return"]) for row in runs_of(entry)]))
+    for task, study in MAZES.items():
+        rows = [row for row in results.read_rows(folder / f"{study}.csv") if row["task"] == task]
+        figures |= maze_figures(task, [row for row in rows if row["arm"] == "noveld"])
     rows = results.read_rows(folder / "staying.csv")
     if rows:
         figures["staying_rule_rank"] = staying_rank(rows, folder.parent / "figures" / "staying_worth.png")
@@ -65,6 +76,19 @@ def run(folder: Path) -> dict[str, float]:
     runs = Counter(row["arm"] for row in mazes)
     if min(runs["noveld"], runs["count"]) >= SEEDS:
         figures |= learned_over_count(mazes)
+    return figures
+
+
+def maze_figures(task: str, rows: list[dict[str, str]]) -> dict[str, float]:
+    """NovelD's success in a maze, the median frames to 0.8 of it, and the median minutes of a run on one core."""
+    if len(rows) < SEEDS:
+        return {}
+    success = [float(row["success"]) for row in rows]
+    frames = [float(row["solved_at"] or "inf") for row in rows]
+    seconds = [float(row["seconds"]) for row in rows]
+    figures = {f"{task}_success": float(iqm(success)), f"{task}_cpu_minutes": float(np.median(seconds)) / 60}
+    if np.isfinite(np.median(frames)):
+        figures[f"{task}_frames"] = float(np.median(frames))
     return figures
 
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import PPO as SB3
-from stable_baselines3.common.logger import Logger
 from test_ppo import SMALL, agent
 
 import envs.make
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs, correlate
 from agents.ppo.agent import PPO, PPOConfig
+from benchmarks.peers.ppo_twin import learn_both
 
 ROLLOUT = 4 * SMALL["n_steps"]
 
@@ -101,82 +100,6 @@ def test_weights_begin_orthogonal_or_as_torch_makes_them():
     assert not network(is_orthogonal=False, zero_last=True).pi_head.bias.any()
 
 
-def stable_baselines_twin(ours):
-    """SB3's PPO with the same settings and first weights."""
-    config = ours.config
-    single = envs.make.make(ours.envs.spec.id if ours.envs.spec else "Pendulum-v1")
-    theirs = SB3(
-        "MlpPolicy",
-        single,
-        n_steps=config.n_steps * ours.envs.num_envs,
-        batch_size=config.batch_size,
-        n_epochs=config.n_epochs,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        ent_coef=config.entropy_weight,
-        device="cpu",
-    )
-    theirs.set_logger(Logger(None, []))
-    theirs.rollout_buffer = type(theirs.rollout_buffer)(
-        config.n_steps,
-        single.observation_space,
-        single.action_space,
-        device="cpu",
-        gae_lambda=config.gae_lambda,
-        gamma=config.gamma,
-        n_envs=ours.envs.num_envs,
-    )
-    for mine, their in modules(ours, theirs):
-        their.load_state_dict(mine.state_dict())
-    return theirs
-
-
-def modules(ours, theirs):
-    net = ours.policy
-    other = theirs.policy
-    return [
-        (net.pi, other.mlp_extractor.policy_net),
-        (net.vf, other.mlp_extractor.value_net),
-        (net.pi_head, other.action_net),
-        (net.vf_head, other.value_net),
-    ]
-
-
-def read_rollout(theirs, collector, noise, actions):
-    """SB3's buffer from our rollout: its own actions out of our noise, and its own values and log-probabilities."""
-    rollout = collector.rollout
-    policy = theirs.policy
-    policy.set_training_mode(False)
-    buffer = theirs.rollout_buffer
-    buffer.reset()
-    last_obs = {}
-    for t, columns, obs in rollout.finals:
-        last_obs[t] = (columns, obs)
-    starts = collector.starts
-    ended = np.zeros(rollout.n, bool)
-    with torch.no_grad():
-        for t in range(rollout.length):
-            obs = torch.as_tensor(rollout.obs[t])
-            distribution = policy.get_distribution(obs).distribution
-            if actions.gaussian:
-                chosen = distribution.mean + distribution.stddev * torch.as_tensor(noise[t])
-                np.testing.assert_allclose(chosen, collector.chosen[t], atol=1e-5)
-            else:
-                chosen = (distribution.logits + torch.as_tensor(noise[t])).argmax(-1)
-                np.testing.assert_array_equal(chosen, collector.chosen[t, :, 0])
-            action = torch.as_tensor(collector.chosen[t])
-            values, log_prob, _ = policy.evaluate_actions(obs, action.squeeze(-1) if not actions.gaussian else action)
-            reward = rollout.reward[t].copy()
-            timed_out = rollout.truncated[t] & ~rollout.terminated[t]
-            if timed_out.any():
-                columns, final = last_obs[t]
-                reward[columns] += theirs.gamma * policy.predict_values(torch.as_tensor(final)).numpy()[:, 0]
-            buffer.add(rollout.obs[t], collector.chosen[t], reward, starts[t] if t == 0 else ended, values, log_prob)
-            ended = rollout.terminated[t] | rollout.truncated[t]
-        last_values = policy.predict_values(torch.as_tensor(rollout.obs[rollout.length]))
-    buffer.compute_returns_and_advantage(last_values, ended)
-
-
 @pytest.mark.parametrize(
     ("env", "steps", "path"),
     [
@@ -186,38 +109,7 @@ def read_rollout(theirs, collector, noise, actions):
         pytest.param("Pendulum-v1", 128, "numpy", marks=pytest.mark.nightly),
     ],
 )
-def test_two_rollouts_of_ours_teach_stable_baselines3_s_ppo_the_same_weights(env, steps, path, monkeypatch):
+def test_two_rollouts_of_ours_teach_stable_baselines3_s_ppo_the_same_weights(env, steps, path):
     """Episodes end, and on the pendulum run out of time. SB3 reads our rollouts and our noise, and decides the rest."""
-    vec = envs.make.make_vec(env, 2, seed=0, backend="batched")
-    config = PPOConfig(n_steps=steps, n_epochs=2, entropy_weight=0.01, path=path)
-    ours = PPO(vec, config, seed=3)
-    theirs = stable_baselines_twin(ours)
-    noise_rng = np.random.default_rng([3, 1])
-    learn = ours.schedule.learn
-
-    def learn_both(model):
-        noise = model.policy.actions.draw(noise_rng, steps, 2)
-        read_rollout(theirs, model.collector, noise, model.policy.actions)
-        # Our rows are (step, environment), SB3's (environment, step).
-        order_rng = np.random.default_rng()
-        order_rng.bit_generator.state = model.rng.bit_generator.state
-        orders = []
-        for _ in range(config.n_epochs):
-            step, environment = np.divmod(order_rng.permutation(2 * steps), 2)
-            orders.append(environment * steps + step)
-        with monkeypatch.context() as patch:
-            patch.setattr(np.random, "permutation", lambda count: orders.pop(0))
-            theirs.train()
-        assert not orders
-        return learn(model)
-
-    ours.schedule.learn = learn_both
-    first = ours.flat.value.clone()
-    ours.learn(2 * 2 * steps)
-    differences = []
-    for mine, their in modules(ours, theirs):
-        for one, other in zip(mine.parameters(), their.parameters()):
-            differences.append((one - other).detach().flatten())
-    apart = torch.cat(differences).norm()
-    moved = (ours.flat.value - first).norm()
+    apart, moved = learn_both(env, steps, path)
     assert apart < 1e-5 < 0.1 < moved
