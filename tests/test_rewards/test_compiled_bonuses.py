@@ -73,6 +73,25 @@ def test_it_learns_and_scores_as_torch_does(case):
     compare(case)
 
 
+def learned_bonuses():
+    for name in sorted(rewards.names()):
+        kind = rewards.get(name)
+        if kind.role == "bonus" and issubclass(kind, learned.Learned):
+            yield name
+
+
+@pytest.mark.parametrize("name", [name for name in learned_bonuses() if name not in CASES])
+def test_bonuses_that_write_no_tape_of_their_loss_score_as_torch_does_once_a_run_compiles(name):
+    kind = rewards.get(name)
+    compiled = kind(kind.Config(path="numba"), BOX, ACTIONS["discrete"], seed=3)
+    plain = kind(kind.Config(path="torch"), BOX, ACTIONS["discrete"], seed=3)
+    for seed in range(2):
+        batch = rollout(seed)
+        np.testing.assert_allclose(scores(compiled, batch), scores(plain, batch), rtol=1e-3, atol=1e-4)
+        compiled.update(batch)
+        plain.update(batch)
+
+
 @pytest.mark.parametrize("actions", ["several", "box"])
 def test_actions_of_every_kind_are_predicted_as_in_torch(actions):
     compare("icm", actions)

@@ -223,8 +223,10 @@ class Compiled:
         return kernel("rewards.exploration.compiled.kernel", f"reward {name}", "torch", f"reward.{name}.path")
 
     def _stand_for(self, methods: Sequence[str]) -> bool:
-        """Whether `tape` writes down these methods: the reward still has those of the class that defines `tape`."""
+        """Whether `tape`, if there is one, writes down these methods: they are those of the class that defines it."""
         kind = type(self.reward)
+        if methods and kind.tape is None:
+            return False
         author = next(base for base in kind.__mro__ if "tape" in vars(base))
         for method in methods:
             current = getattr(kind, method)
