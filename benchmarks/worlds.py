@@ -4,7 +4,7 @@ env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
 env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0    env=benchmarks.worlds:Hill-v0
 env=benchmarks.worlds:Drifting-v0    env=benchmarks.worlds:Reach-v0    env=benchmarks.worlds:Wear-v0
-env=benchmarks.worlds:Bandit-v0    env=benchmarks.worlds:DarkRoom-v0
+env=benchmarks.worlds:Bandit-v0    env=benchmarks.worlds:DarkRoom-v0    env=benchmarks.worlds:WhitenedHopper-v0
 """
 
 from __future__ import annotations
@@ -164,6 +164,13 @@ class Hill(MountainCarEnv):
     def __init__(self, gravity: float = 0.0025, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
         self.gravity = gravity
+
+
+def whitened_hopper(render_mode: str | None = None) -> gym.Env:
+    """Gymnasium's Hopper, its observations whitened by statistics that move at every step, and clipped at 10."""
+    whitened: gym.Env = gym.wrappers.NormalizeObservation(gym.make("Hopper-v5", render_mode=render_mode))
+    space = gym.spaces.Box(-10, 10, whitened.observation_space.shape, np.float32)
+    return gym.wrappers.TransformObservation(whitened, lambda obs: np.clip(obs, -10, 10).astype(np.float32), space)
 
 
 def clip(x: float) -> float:
@@ -487,5 +494,6 @@ gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
 gym.register("MazeLevel-v0", f"{__name__}:Level", max_episode_steps=60)
 gym.register("Wear-v0", f"{__name__}:Wear", max_episode_steps=1000)
+gym.register("WhitenedHopper-v0", f"{__name__}:whitened_hopper")
 gym.register("WanderingNoise-v0", f"{__name__}:WanderingNoise", max_episode_steps=200)
 gym.register("Field-v0", f"{__name__}:Field", max_episode_steps=40)
