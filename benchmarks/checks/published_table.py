@@ -10,7 +10,8 @@ many steps as the publication.
 `staying_rule_rank` is a rank correlation over the arms of the study `staying`: of their success with how near the worth
 of staying, which is measured before training, is to a tenth of the task's reward (as a logarithm).
 
-Of NovelD in four mazes there are `TASK_success`, `TASK_frames` to 0.8 of it, and `TASK_cpu_minutes` of a run.
+`one_weight_least_worth` and `_most_worth` are what staying is worth to bonuses of the study `every_bonus`. Of NovelD in
+four mazes there are `TASK_success`, `TASK_frames` to 0.8 of it, and `TASK_cpu_minutes` of a run.
 `learned_over_count` is the success of NovelD less that of a count, in the study `obstructed_maze`.
 """
 
@@ -21,7 +22,8 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.figures import difference, samples_of
-from benchmarks.study import Study
+from benchmarks.figures import figures as study_figures
+from benchmarks.study import Cell, Study
 from runners.cli.compose import compose
 from runners.compare.staying import GOOD_WORTH, HIGH_WORTH, LOW_WORTH, staying
 from runners.report.scores import BELOW, entries, runs_of, verdict
@@ -66,9 +68,9 @@ def run(folder: Path) -> dict[str, float]:
         for entry in table:
             if (entry["env"], entry["agent"]) == (env, agent):
                 figures[name] = float(iqm([float(row["return"]) for row in runs_of(entry)]))
-    for task, study in MAZES.items():
-        rows = [row for row in results.read_rows(folder / f"{study}.csv") if row["task"] == task]
-        figures |= maze_figures(task, [row for row in rows if row["arm"] == "noveld"])
+    for task, name in MAZES.items():
+        figures |= maze_figures(task, Study.read(name), results.read_rows(folder / f"{name}.csv"))
+    figures |= worths_at_one_weight()
     rows = results.read_rows(folder / "staying.csv")
     if rows:
         figures["staying_rule_rank"] = staying_rank(rows, folder.parent / "figures" / "staying_worth.png")
@@ -79,17 +81,35 @@ def run(folder: Path) -> dict[str, float]:
     return figures
 
 
-def maze_figures(task: str, rows: list[dict[str, str]]) -> dict[str, float]:
+def maze_figures(task: str, study: Study, rows: list[dict[str, str]]) -> dict[str, float]:
     """NovelD's success in a maze, the median frames to 0.8 of it, and the median minutes of a run on one core."""
-    if len(rows) < SEEDS:
+    if not rows:
         return {}
-    success = [float(row["success"]) for row in rows]
-    frames = [float(row["solved_at"] or "inf") for row in rows]
-    seconds = [float(row["seconds"]) for row in rows]
-    figures = {f"{task}_success": float(iqm(success)), f"{task}_cpu_minutes": float(np.median(seconds)) / 60}
-    if np.isfinite(np.median(frames)):
-        figures[f"{task}_frames"] = float(np.median(frames))
-    return figures
+    measured = study_figures(study, rows)
+    return {
+        f"{task}_success": measured[f"{task}_noveld_success"],
+        f"{task}_frames": measured[f"{task}_noveld_frames"],
+        f"{task}_cpu_minutes": measured[f"{task}_noveld_seconds"] / 60,
+    }
+
+
+def worths_at_one_weight() -> dict[str, float]:
+    """The least and most that staying is worth, before training, to bonuses of an episode in `every_bonus`."""
+    study = Study.read("every_bonus")
+    worths = [worth_of_staying(study, cell) for cell in study.grid()]
+    # A bonus that goes on over episodes has none.
+    worths = [worth for worth in worths if worth > 0]
+    return {
+        "one_weight_bonuses": len(worths),
+        "one_weight_least_worth": min(worths),
+        "one_weight_most_worth": max(worths),
+    }
+
+
+def worth_of_staying(study: Study, cell: Cell) -> float:
+    """As a share of the task's reward, by random play."""
+    config = compose([f"{key}={text}" for key, text in cell.argv(study.first_seed).items()])[0]
+    return sum(bonus.worth for bonus in staying(config))
 
 
 def learned_over_count(rows: list[dict[str, str]]) -> dict[str, float]:
@@ -106,8 +126,7 @@ def staying_rank(rows: list[dict[str, str]], picture: Path) -> float:
     worths = []
     success = []
     for cell in study.grid():
-        config = compose([f"{key}={text}" for key, text in cell.argv(study.first_seed).items()])[0]
-        worths.append(sum(bonus.worth for bonus in staying(config)))
+        worths.append(worth_of_staying(study, cell))
         success.append(float(iqm([float(row["success"]) for row in rows if row["arm"] == cell.arm])))
         print(f"{cell.arm}: staying is worth {worths[-1]:.3g} of the task, success {success[-1]:.2f}", flush=True)
     draw(arms, worths, success, picture)
