@@ -1,7 +1,7 @@
-"""The ten trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
+"""The trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
 
 Each is one command of `runners.train`; one that was cut continues, one that is there is left alone until its folder is
-removed. The figures are the cards': the IQM of the task's return and its 95 % interval, a random policy's IQM.
+removed. Agents of the table beside published returns have the seed whose result was the median of its study. The figures are the cards': the IQM of the task's return and its 95 % interval, a random policy's IQM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runners.run.config import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "assets" / "agents"
-ALL = "seed=0 device=cpu control=none video=false logger=[] eval_episodes=100 eval_steps=1e6"
+ALL = "device=cpu control=none video=false logger=[] eval_episodes=100 eval_steps=1e6"
 MINIGRID = "preset=none n_envs=16 agent.n_steps=128 agent.batch_size=256 agent.n_epochs=4 agent.entropy_weight=0.01"
 COMMANDS = {  # name -> what it is trained with, as in the studies that chose the settings
     "upright-clip": "env=lodestar/CartPoleUpright-v0 reward=clip",
@@ -41,6 +41,25 @@ COMMANDS = {  # name -> what it is trained with, as in the studies that chose th
     "total_timesteps=20000 agent.n_steps=64 agent.batch_size=128 agent.n_epochs=10 agent.learning_rate=1e-3 "
     "agent.entropy_weight=0.01 agent.gamma=0.9 reward.synthesis.model=lodestar-96",
     "nethack-score": "env=lodestar/NetHackScore-v0 reward=task total_timesteps=500000 agent.net_arch=[32,32]",
+    # The presets of these hold the settings of their studies.
+    "lunarlander-task": "env=LunarLander-v3",
+    "hopper-task": "env=Hopper-v5",
+    "walker2d-task": "env=Walker2d-v5",
+    "swimmer-task": "env=Swimmer-v5",
+    "halfcheetah-task": "env=HalfCheetah-v5",
+    "keycorridor-noveld": "env=MiniGrid-KeyCorridorS3R3-v0 reward=noveld eval_sampled=true",
+    "lockedroom-noveld": "env=MiniGrid-LockedRoom-v0 reward=noveld eval_sampled=true",
+    "keycorridor_s6r3-noveld": "env=MiniGrid-KeyCorridorS6R3-v0 reward=noveld eval_sampled=true",
+}
+SEEDS = {  # of those that belong to a study; 0 for others
+    "lunarlander-task": 1001,
+    "hopper-task": 1002,
+    "walker2d-task": 1002,
+    "swimmer-task": 1002,
+    "halfcheetah-task": 1002,
+    "keycorridor-noveld": 1003,
+    "lockedroom-noveld": 1004,
+    "keycorridor_s6r3-noveld": 1002,
 }
 
 
@@ -55,7 +74,8 @@ def run(folder: Path) -> dict[str, float]:
         place = HOME / name
         if not place.exists():
             trained = ROOT / "runs" / "agents" / name
-            if train([*shlex.split(f"{command} {ALL}"), f"run_dir={trained}"]):
+            seed = SEEDS.get(name, 0)
+            if train([*shlex.split(f"{command} {ALL}"), f"seed={seed}", f"run_dir={trained}"]):
                 raise UsageError(f"{name} was not trained; see {trained}")
             export(ExportConfig(run=str(trained), out=str(place), format="none"))
             (place / "README.md").write_text(finished((place / "README.md").read_text(), name))

@@ -1,4 +1,4 @@
-"""The ten trained agents of assets/agents: small, loaded as any run is, and as good as their cards say."""
+"""The trained agents of assets/agents: small, loaded as any run is, and as good as their cards say."""
 
 import gymnasium as gym
 import pytest
