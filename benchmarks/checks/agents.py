@@ -1,7 +1,8 @@
 """The trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
 
 Each is one command of `runners.train`; one that was cut continues, one that is there is left alone until its folder is
-removed. Agents of the table beside published returns have the seed whose result was the median of its study. The figures are the cards': the IQM of the task's return and its 95 % interval, a random policy's IQM.
+removed. Agents of the table beside published returns have the seed whose result was the median of its study. The
+figures are the cards': the IQM of the task's return and its 95 % interval, a random policy's IQM.
 """
 
 from __future__ import annotations
