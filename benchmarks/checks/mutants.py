@@ -152,6 +152,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "begins = np.zeros_like(ended)",
         "begins = np.ones_like(ended)",
     ): "all but the first row are written, and before the first row there was no write to count from",
+    (
+        "agents/offline/plan.py",
+        "rows = np.random.default_rng(0).choice(count, min(count, REGIONS), replace=False)",
+        "rows = np.random.default_rng(1).choice(count, min(count, REGIONS), replace=False)",
+    ): "another sample of the regions",
+    (
+        "agents/networks/actor_critic.py",
+        "return torch.stack([part.argmax(-1) for part in logits], -1)",
+        "return torch.stack([part.argmax(1) for part in logits], -1)",
+    ): "logits are (B, choices), whose last axis is the second",
+    (
+        "rewards/exploration/compiled/kernel.py",
+        "if at < 0:",
+        "if at < 1:",
+    ): "no layer's answers begin at row 0, where the columns are",
+    (
+        "rewards/design/table.py",
+        "self.scale = np.where(deviation > 1e-6, deviation, 1.0)",
+        "self.scale = np.where(deviation >= 1e-6, deviation, 1.0)",
+    ): "another threshold within rounding",
 }
 OPERATORS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),

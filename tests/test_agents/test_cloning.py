@@ -33,6 +33,20 @@ def test_a_chunk_is_cut_at_the_end_of_its_episode():
     )
 
 
+def test_the_learning_rate_falls_on_a_line_to_zero(monkeypatch):
+    model = cloned(batch([0, 0], [0, 1], [2]), net_arch=[1])
+    rates = []
+    descend = model._flat.descend
+
+    def watch(loss, rate, max_grad_norm):
+        rates.append(rate)
+        return descend(loss, rate, max_grad_norm)
+
+    monkeypatch.setattr(model._flat, "descend", watch)
+    model.learn(4)
+    np.testing.assert_allclose(rates, [1e-2, 7.5e-3, 5e-3, 2.5e-3])
+
+
 def test_the_loss_of_a_mixture_is_its_negative_log_likelihood_and_ignores_what_does_not_count():
     model = cloned(batch([0, 0], [0, 0], [2]), chunk=2, components=2, net_arch=[1])
     with torch.no_grad():

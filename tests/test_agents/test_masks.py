@@ -140,6 +140,21 @@ def test_dqn_never_chooses_a_forbidden_action_here_and_in_workers():
         venv.close()
 
 
+def test_dqn_explores_among_what_is_allowed_and_never_where_it_plays_its_best():
+    model = dqn(doors_venv(1), train_freq=8).learn(120)
+    obs = np.zeros((64, 6), np.float32)
+    mask = np.tile(np.array([0, 1, 1, 0, 1, 0], bool), (64, 1))
+    best, _ = model.predict(obs, deterministic=True, mask=mask)
+    assert len(set(best)) == 1 and mask[0, best[0]]
+
+    model.exploration_rate = 0.0
+    np.testing.assert_array_equal(model.predict(obs, mask=mask)[0], best)
+
+    model.exploration_rate = 1.0
+    assert set(model.predict(obs, mask=mask)[0]) == {1, 2, 4}
+    np.testing.assert_array_equal(model.predict(obs, deterministic=True, mask=mask)[0], best)
+
+
 @pytest.mark.parametrize("way", ["info", "method"])
 def test_maskable_ppo_trains_through_wrap_and_by_its_name(way):
     env = ld.wrap(gym.make("tests.masked_env:MaskDoors-v0", way=way), "rnd")

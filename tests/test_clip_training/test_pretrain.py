@@ -177,6 +177,7 @@ def trained(folder, rows=400, **steps):
     before = model.text.token_embedding.weight[frozen].clone()
     text_states, _ = LEXICON.sample(np.random.default_rng(1), rows // 2)
     fit.train_text(model, tokenize, frozen, grammar, text_states, config)
+    assert not model.training
     assert (
         model.text.token_embedding.weight[frozen] - before
     ).abs().max() < 0.05  # held still, but for the weight decay
