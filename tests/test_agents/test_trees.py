@@ -104,6 +104,10 @@ def test_fewer_trees_say_nearly_the_same_at_the_rows_they_are_distilled_at():
     np.testing.assert_allclose(after, before * (1 - 0.7**20), rtol=1e-3, atol=1e-3)
     # The third input says nothing.
     assert (trees.importance.sum(1) > 0).tolist() == [True, True, False]
+    # Importance counts the new trees alone, so that as many trees of the same outputs have the same.
+    importance = trees.importance.clone()
+    trees.distil(x, bins, 20)
+    np.testing.assert_allclose(trees.importance, importance, rtol=0.02)
 
 
 def test_one_epoch_of_one_minibatch_is_the_policy_gradient():

@@ -198,12 +198,12 @@ def test_a_potential_of_the_history_is_given_step_by_step_as_in_a_rollout(shape)
 
 def test_a_scaled_stream_gives_no_reward_until_it_is_warm_then_divides_by_the_statistics_of_the_last_update():
     scaled = mix(scale="std", warmup=4)
-    first = rollout([[1.0], [3.0]])
+    first = rollout([[2.0], [6.0]])
     raw, _ = scaled.score(first)
     assert scaled.combine(raw, 0).tolist() == [[0], [0]]
     scaled.update(first, raw)
     scaled.update(first, raw)
-    assert scaled.combine(raw, 0).tolist() == [[1], [3]]  # the standard deviation of 1 and 3 is 1
+    assert scaled.combine(raw, 0).tolist() == [[1], [3]]  # the standard deviation of 2 and 6 is 2
     before = scaled.state_dict()
     scaled.score(first)
     scaled.combine(raw, 0)

@@ -74,8 +74,13 @@ def test_plain_sentences_need_no_package_and_have_the_same_tokens(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"quick_gelu": True}, {"vision_cfg": {"layers": 2, "width": 64, "patch_size": 8, "image_size": 64}}, {}],
-    ids=["another activation", "a ViT", "no weights"],
+    [
+        {"quick_gelu": True},
+        {"vision_cfg": {"layers": 2, "width": 64, "patch_size": 8, "image_size": 64}},
+        {"vision_cfg": "ViT-B-32"},
+        {},
+    ],
+    ids=["another activation", "a ViT", "a tower by name", "no weights"],
 )
 def test_a_folder_of_another_form_is_left_to_open_clip(tmp_path, change):
     folder = shutil.copytree(MODELS["lodestar"], tmp_path / "model")
