@@ -45,6 +45,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "morec": ("benchmarks.checks.morec:run", "agents2"),
     "scan": ("benchmarks.checks.scan:run", "shelf3"),
     "ppo_twin": ("benchmarks.peers.ppo_twin:run", "published"),
+    "bonus_contrast": ("benchmarks.checks.bonus_contrast:run", "published"),
     "published_table": ("benchmarks.checks.published_table:run", "published"),
     "average_reward": ("benchmarks.checks.average_reward:run", "shelf3"),
     "cluster_sac": ("benchmarks.scale.replay:run", "shelf3"),
