@@ -96,12 +96,15 @@ def test_ppo_begins_with_the_choices_of_iql(normalize_obs):
     assert values.begin_with(iql.policy_layers()) == ["critics"]
 
 
-def test_ppo_begins_with_a_clone_in_the_environments_units():
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ppo_begins_with_a_clone_in_the_environments_units(overlap):
     vector = world("Pendulum-v1")
     config = CloningConfig(chunk=1, components=1, activation="tanh", net_arch=[8, 8])
     clone = trained(Cloning, config, vector)
-    agent = PPO(vector, PPOConfig(**SMALL))
+    agent = PPO(vector, PPOConfig(**SMALL, overlap=overlap))
     assert agent.begin_with(clone.policy_layers()) == ["actor"]
+    # The network that learns while another acts begins with the same.
+    torch.testing.assert_close(agent.learnt.state_dict(), agent.policy.state_dict())
     obs = recorded(vector, seed=2).obs
     np.testing.assert_allclose(act(agent, obs), act(clone, obs), atol=1e-4)
     with torch.no_grad():

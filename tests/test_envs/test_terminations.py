@@ -79,6 +79,7 @@ def test_limits_of_what_is_healthy_are_heeded():
         ("Hopper-v5", {"healthy_angle_range": (-0.05, 0.05), "healthy_state_range": (-3.0, 3.0)}),
         ("Walker2d-v5", {"healthy_z_range": (1.2, 2.0), "exclude_current_positions_from_observation": False}),
         ("Ant-v5", {"healthy_z_range": (0.4, 0.7), "include_cfrc_ext_in_observation": False}),
+        ("Ant-v5", {"healthy_z_range": (0.4, 0.7), "exclude_current_positions_from_observation": False}),
         ("Humanoid-v5", {"healthy_z_range": (1.3, 2.0), "exclude_current_positions_from_observation": False}),
         ("MountainCar-v0", {"goal_velocity": 0.02}),
     ]

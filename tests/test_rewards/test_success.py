@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from paths import PLANE, TWO, path
@@ -9,7 +10,7 @@ from envs.recording import save
 from rewards.adapters.ending import Ending, add_endings
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.check import check_reward, random_rollout
-from rewards.demonstrations.success import EPISODES_A_HELD_OUT, Success, SuccessConfig
+from rewards.demonstrations.success import EPISODES_A_HELD_OUT, ROWS_A_SLOPE_PENALTY, Success, SuccessConfig
 from rewards.mix.mix import Mix, Stream
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
@@ -48,6 +49,17 @@ def learnt(walks):
 
 def test_states_like_the_ends_of_episodes_are_successes(learnt):
     assert learnt.score(along(0.5, 3.0, 6.0, 10.5, 10.0).flatten()).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_the_slope_is_the_gradient_of_the_log_odds_along_whitened_states(learnt):
+    classifier = learnt.classifier
+    states = torch.randn(2 * ROWS_A_SLOPE_PENALTY, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    dropout = torch.ones(len(states), 32)
+    every_so_many = classifier(classifier.first(states))[::ROWS_A_SLOPE_PENALTY]
+    (slope,) = torch.autograd.grad(every_so_many.sum(), states)
+    expected = slope[::ROWS_A_SLOPE_PENALTY].square().sum(1).mean()
+    found = learnt._squared_slope(classifier.first(states), dropout)
+    torch.testing.assert_close(found, expected)
 
 
 def test_no_row_that_it_is_judged_by_was_learnt_from(learnt):
