@@ -30,6 +30,7 @@ from envs.transitions import Rollout
 from envs.types import Memory
 from rewards.adapters.guided import make_mix
 from rewards.mix.mix import Mix
+from runners.report.statistics import iqm
 
 TASK = "MiniGrid-KeyCorridorS3R3-v0"
 SEEDS = range(3)
@@ -39,6 +40,12 @@ LEARNING_ROLLOUTS = 24
 MEASURED_ROLLOUTS = 6
 EARLY_STEPS = 10
 LATE_STEP = 120
+SOLVED = 0.8
+PANELS = {
+    "seen": "an observation seen before,\nover a new one",
+    "late": "a new one after 120 steps,\nover one in the first ten",
+    "left": "a step after 24 rollouts,\nover one at first",
+}
 # Name of the figures -> reward and its options.
 BONUSES: dict[str, tuple[str, dict[str, Any]]] = {
     "noveld": ("noveld", {}),
@@ -50,6 +57,7 @@ BONUSES: dict[str, tuple[str, dict[str, Any]]] = {
     "deir": ("deir", {}),
     "e3b": ("e3b", {}),
     "e3b_wide": ("e3b", {"hidden": 256, "features": 256}),
+    "e3b_wide_root": ("e3b", {"hidden": 256, "features": 256, "sqrt": True}),
     "ride": ("ride", {}),
     "byol": ("byol", {}),
     "rnd": ("rnd", {}),
@@ -104,7 +112,38 @@ def run(folder: Path) -> dict[str, float]:
         for column in ("seen", "late", "left"):
             values = [float(row[column]) for row in rows if row["bonus"] == name]
             figures[f"contrast_{name}_{column}"] = float(np.mean(values))
+    success = {name: float(iqm(values)) for name, values in successes(folder).items()}
+    draw(figures, success, folder.parent / "figures" / "bonus_contrast.png")
     return figures
+
+
+def successes(folder: Path) -> dict[str, list[float]]:
+    """The success of each run of `every_bonus`, by bonus."""
+    found: dict[str, list[float]] = {}
+    for row in results.read_rows(folder / "every_bonus.csv"):
+        found.setdefault(row["arm"], []).append(float(row["success"]))
+    return found
+
+
+def draw(figures: dict[str, float], success: dict[str, float], picture: Path) -> None:
+    """A row for each bonus of `every_bonus`, the most successful at the top, and a panel for each figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from runners.report import plots
+
+    names = sorted(success, key=success.__getitem__)
+    labels = [f"{name}  {success[name]:.2f}" for name in names]
+    colours = ["C0" if success[name] >= SOLVED else "C1" for name in names]
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        panels = figure.subplots(1, len(PANELS), sharey=True)
+        for axes, (column, title) in zip(panels, PANELS.items()):
+            axes.barh(labels, [figures[f"contrast_{name}_{column}"] for name in names], color=colours)
+            axes.set_title(title, loc="left", fontsize=9)
+        panels[0].set_ylabel("bonus, and its success")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, dpi=160)
 
 
 def measure(name: str, seed: int) -> dict[str, float]:

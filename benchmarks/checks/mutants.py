@@ -168,6 +168,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "if at < 1:",
     ): "no layer's answers begin at row 0, where the columns are",
     (
+        "rewards/preference/human.py",
+        "numbers = [np.asarray(part, float).reshape(*segments.shape, -1) for part in parts]",
+        "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
+    ): "NumPy takes any negative number for the unknown size",
+    (
         "rewards/design/table.py",
         "self.scale = np.where(deviation > 1e-6, deviation, 1.0)",
         "self.scale = np.where(deviation >= 1e-6, deviation, 1.0)",
