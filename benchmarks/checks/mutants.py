@@ -168,6 +168,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "if at < 1:",
     ): "no layer's answers begin at row 0, where the columns are",
     (
+        "agents/off_policy/kernel.py",
+        "backward(actor[0], actor[1], zero, policy, flat_x, scratch, wide, size, np.int64(-1))",
+        "backward(actor[0], actor[1], zero, policy, flat_x, scratch, wide, size, np.int64(1))",
+    ): "the slope in the inputs is computed, too, and nobody reads it",
+    (
+        "envs/crafter/family.py",
+        "self.game = _make_game()(area=(area, area), length=None, seed=0)",
+        "self.game = _make_game()(area=(area, area), length=None, seed=1)",
+    ): "every reset gives the game a seed before it plays",
+    (
         "rewards/preference/human.py",
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -1) for part in parts]",
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
