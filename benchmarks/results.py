@@ -24,6 +24,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def lacks_row(path: Path, **case: Any) -> bool:
+    """Whether no row of a CSV has these values in these columns, so that an interrupted measurement continues."""
+    wanted = {column: str(value) for column, value in case.items()}
+    return not any(wanted.items() <= row.items() for row in read_rows(path))
+
+
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to a CSV at once, so that an interruption loses nothing that was finished."""
     path.parent.mkdir(parents=True, exist_ok=True)

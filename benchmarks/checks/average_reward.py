@@ -85,8 +85,7 @@ def add_rows(path: Path, arm: str, setting: Setting, seeds: range) -> None:
     """Measure an arm with those seeds of a setting that have no row."""
     for seed in seeds:
         row = {"arm": arm, **setting._asdict(), "seed": seed}
-        known = [{key: each[key] for key in row} for each in results.read_rows(path)]
-        if {key: str(value) for key, value in row.items()} not in known:
+        if results.lacks_row(path, **row):
             results.append_rows(path, [{**row, "rate": measure(arm, setting, seed)}])
 
 

@@ -103,8 +103,7 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "bonus_contrast.csv"
     for name in BONUSES:
         for seed in SEEDS:
-            measured = {(row["bonus"], row["seed"]) for row in results.read_rows(path)}
-            if (name, str(seed)) not in measured:
+            if results.lacks_row(path, bonus=name, seed=seed):
                 results.append_rows(path, [{"bonus": name, "seed": seed, **measure(name, seed)}])
     rows = results.read_rows(path)
     figures = {}

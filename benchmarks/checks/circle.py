@@ -44,10 +44,9 @@ class Shares(BaseCallback):
 def run(folder: Path) -> dict[str, float]:
     """Run the seeds that have no row; the mean distance from a third of each way to learn."""
     path = folder / "circle.csv"
-    there = {(row["reward"], row["seed"]) for row in results.read_rows(path)}
     for name, reward in NAMES.items():
         for seed in range(SEEDS):
-            if (name, str(seed)) not in there:
+            if results.lacks_row(path, reward=name, seed=seed):
                 shares = learn(reward, seed)
                 row = {f"arm_{arm}": round(share, 4) for arm, share in enumerate(shares)}
                 results.append_rows(path, [{"reward": name, "seed": seed, **row}])

@@ -26,9 +26,9 @@ LENGTHS = {"debate": (0, 1, 2, 4, 6, 12), "isolated": (2, 4, 6), "random": (2, 4
 def run(folder: Path) -> dict[str, float]:
     """Run the seeds that have no rows; IQM over seeds of each kind of evidence and length."""
     path = folder / "debate.csv"
-    there = {int(row["seed"]) for row in results.read_rows(path)}
-    for seed in set(range(SEEDS)) - there:
-        results.append_rows(path, [{"seed": seed, **row} for row in right(seed)])
+    for seed in range(SEEDS):
+        if results.lacks_row(path, seed=seed):
+            results.append_rows(path, [{"seed": seed, **row} for row in right(seed)])
     cells: dict[str, list[float]] = {}
     for row in results.read_rows(path):
         cells.setdefault(f"debate_{row['evidence']}_{row['shown']}", []).append(float(row["accuracy"]))

@@ -40,10 +40,9 @@ def run(folder: Path) -> dict[str, float]:
     from runners.evaluate import play
 
     path = folder / "design.csv"
-    there = {(row["task"], row["judge"]) for row in results.read_rows(path)}
     for task, argv in TASKS.items():
         for judge, options in JUDGES.items():
-            if (task, judge) in there:
+            if not results.lacks_row(path, task=task, judge=judge):
                 continue
             name = f"bench-{task}-{judge}"
             if main([*argv, *COMMON, *(each.format(task=task) for each in options), f"name={name}"]):

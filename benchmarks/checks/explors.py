@@ -27,11 +27,10 @@ ARMS = {"task": (0.0, 0.0), "counts": (0.0, WEIGHT), "found": (ETA, 0.0), "explo
 def run(folder: Path) -> dict[str, float]:
     """Run the arms and seeds that have no row; IQM over seeds and intervals."""
     path, (model, task) = folder / "explors.csv", rooms()
-    there = {(row["arm"], int(row["seed"])) for row in results.read_rows(path)}
     best = optimal_values(task, model.transition, GAMMA)[0].max()
     for arm, (eta, weight) in ARMS.items():
         for seed in range(SEEDS):
-            if (arm, seed) not in there:
+            if results.lacks_row(path, arm=arm, seed=seed):
                 _, returns = explors(task, model, GAMMA, EPISODES, seed, eta=eta, weight=weight)
                 results.append_rows(
                     path, [{"arm": arm, "seed": seed, "return": round(float(returns.mean() / best), 4)}]

@@ -70,10 +70,9 @@ def run(folder: Path) -> dict[str, float]:
 
 def run_arm(path: Path, model: FiniteModel, task: np.ndarray, arm: str, reward: np.ndarray) -> None:
     """Learn from a reward (S, A) with the seeds that have no row yet; a row for each."""
-    finished = {int(row["seed"]) for row in results.read_rows(path) if row["arm"] == arm}
     best = optimal_values(task, model.transition, GAMMA)[0].max()
     for seed in range(SEEDS):
-        if seed in finished:
+        if not results.lacks_row(path, arm=arm, seed=seed):
             continue
         returns = learn(model, task, reward, seed, teach=arm.endswith("adaptive"))
         reached = np.flatnonzero(returns >= 0.95 * best)

@@ -22,10 +22,9 @@ RESIP_EPS = 0.02
 def run_recoil(folder: Path) -> dict[str, float]:
     """Returns of each arm, as they are."""
     path = folder / "recoil_fresh.csv"
-    measured = {(row["arm"], row["seed"]) for row in results.read_rows(path)}
     for seed in SEEDS:
         for arm in RECOIL_ARMS:
-            if (arm, str(seed)) not in measured:
+            if results.lacks_row(path, arm=arm, seed=seed):
                 results.append_rows(path, [offline_shelf.measure(arm, seed)])
     rows = results.read_rows(path)
     figures: dict[str, float] = {}
@@ -38,9 +37,8 @@ def run_recoil(folder: Path) -> dict[str, float]:
 def run_resip(folder: Path) -> dict[str, float]:
     """Success of each arm."""
     path = folder / "resip_fresh.csv"
-    measured = {row["seed"] for row in results.read_rows(path)}
     for seed in SEEDS:
-        if str(seed) not in measured:
+        if results.lacks_row(path, seed=seed):
             row = resip.compare(seed, RESIP_EPS, resip.STEPS)
             results.append_rows(path, [{"seed": seed, "eps": RESIP_EPS, **row}])
     rows = results.read_rows(path)

@@ -51,9 +51,8 @@ Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # places and goals (M, 2) 
 def run(folder: Path) -> dict[str, float]:
     """Run the seeds that have no row; IQM over seeds and intervals."""
     path = folder / "hilp.csv"
-    there = {row["seed"] for row in results.read_rows(path)}
     for seed in range(SEEDS):
-        if str(seed) not in there:
+        if results.lacks_row(path, seed=seed):
             results.append_rows(path, [{"seed": seed, **one(seed)}])
     rows, found = results.read_rows(path), dict[str, float]()
     names = {arm: f"hilp_{arm}_success" for arm in ARMS} | {"hilp": "hilp_goal_success"}

@@ -140,8 +140,7 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "hilp_prompts.csv"
     for seed in SEEDS:
         for world in WORLDS:
-            known = [(row["world"], row["seed"]) for row in results.read_rows(path)]
-            if (world, str(seed)) not in known:
+            if results.lacks_row(path, world=world, seed=seed):
                 results.append_rows(path, [{"world": world, "seed": seed, **measure(world, seed)}])
     rows = results.read_rows(path)
     figures: dict[str, float] = {}

@@ -186,10 +186,9 @@ def learn(agent: str, seed: int, env: str, **options: Any) -> float:
 def run(folder: Path) -> dict[str, float]:
     """Measure what has no row; correlations over tasks with their intervals."""
     path = folder / "horizon.csv"
-    there = {(row["task"], row["seed"]) for row in results.read_rows(path)}
     for seed in range(SEEDS):
         for task, keys in TASKS.items():
-            if (task, str(seed)) not in there:
+            if results.lacks_row(path, task=task, seed=seed):
                 table = Table(**keys)
                 known = {"horizon": horizon(table), "covering": covering(table), "window": window(table)}
                 needed = {agent: learn(agent, seed, **keys) for agent in AGENTS}

@@ -171,9 +171,8 @@ def rearrange(batch: Transitions, arm: str, seed: int) -> Transitions:
 def run(folder: Path) -> dict[str, float]:
     """Run the seeds that have no rows; figures are IQMs over five seeds."""
     path = folder / "in_context.csv"
-    measured = {int(row["seed"]) for row in results.read_rows(path)}
     for seed in SEEDS:
-        if seed not in measured:
+        if results.lacks_row(path, seed=seed):
             results.append_rows(path, measure(seed))
     return figures(results.read_rows(path))
 

@@ -96,10 +96,9 @@ def wrong(model: Any, obs: Tensor, action: Tensor, next_obs: Tensor) -> float:
 def run(folder: Path) -> dict[str, float]:
     """Measure what has no row; IQM over seeds with intervals."""
     path = folder / "memorising.csv"
-    there = {(row["world"], row["seed"]) for row in results.read_rows(path)}
     for seed in range(SEEDS):
         for world, env_id in WORLDS.items():
-            if (world, str(seed)) not in there:
+            if results.lacks_row(path, world=world, seed=seed):
                 found = measure(env_id, seed).items()
                 results.append_rows(path, [{"world": world, "split": name, "seed": seed, **one} for name, one in found])
     figures: dict[str, float] = {}

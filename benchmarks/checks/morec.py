@@ -73,10 +73,9 @@ class Record:
 def run(folder: Path) -> dict[str, float]:
     """Measure the seeds that have no row; the distances of every arm, by world and over all worlds."""
     path = folder / "morec.csv"
-    measured = {(row["world"], row["seed"]) for row in results.read_rows(path)}
     for seed in range(SEEDS):
         for world in WORLDS:
-            if (world, str(seed)) not in measured:
+            if results.lacks_row(path, world=world, seed=seed):
                 results.append_rows(path, measure(world, seed))
     rows = results.read_rows(path)
     figures: dict[str, float] = {}

@@ -27,9 +27,8 @@ NAMES = {"preferences": "preferences", "true": "true", "cloning": "cloning", "ra
 def run(folder: Path) -> dict[str, float]:
     """Run the seeds that have no row; means, and the share of what true rewards add to random that comparisons add."""
     path = folder / "offline.csv"
-    there = {row["seed"] for row in results.read_rows(path)}
     for seed in range(SEEDS):
-        if str(seed) not in there:
+        if results.lacks_row(path, seed=seed):
             results.append_rows(path, [{"seed": seed, **compare(seed)}])
     rows = results.read_rows(path)
     mean = {name: float(np.mean([float(row[name]) for row in rows])) for name in [*NAMES, "agreement", "correlation"]}

@@ -78,10 +78,9 @@ def run_cpl(folder: Path) -> dict[str, float]:
 
 def measured_rows(path: Path, arms: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """All rows of some arms, after those that are missing have been run."""
-    there = {(row["arm"], row["seed"]) for row in results.read_rows(path)}
     for seed in SEEDS:
         for arm, given in arms.items():
-            if (arm, str(seed)) not in there:
+            if results.lacks_row(path, arm=arm, seed=seed):
                 row = measure(given, seed, by_regret="_regret_" in arm)
                 results.append_rows(path, [{"arm": arm, "seed": seed, **row}])
     return results.read_rows(path)

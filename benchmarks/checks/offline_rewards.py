@@ -40,9 +40,8 @@ ARMS = {
 def run(folder: Path) -> dict[str, float]:
     """The arms' returns with their intervals, and how many runs the sweeps made; an interrupted one continues."""
     path = folder / "offline_rewards.csv"
-    finished = {row["seed"] for row in results.read_rows(path)}
     for seed in SEEDS:
-        if str(seed) not in finished:
+        if results.lacks_row(path, seed=seed):
             results.append_rows(path, measure(seed))
     rows = results.read_rows(path)
     figures: dict[str, float] = {"offline_sweep_runs": float(len(rows))}

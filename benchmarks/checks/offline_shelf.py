@@ -73,8 +73,7 @@ def arms() -> dict[str, dict[str, Any]]:
 def run(folder: Path) -> dict[str, float]:
     """Run the arms and seeds that have no row, two at once."""
     path, asked = folder / "offline_shelf.csv", arms()
-    there = {(row["arm"], int(row["seed"])) for row in results.read_rows(path)}
-    missing = [(arm, seed) for seed in range(SEEDS) for arm in asked if (arm, seed) not in there]
+    missing = [(arm, seed) for seed in range(SEEDS) for arm in asked if results.lacks_row(path, arm=arm, seed=seed)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for done in as_completed([pool.submit(measure, *each) for each in missing]):
             results.append_rows(path, [done.result()])

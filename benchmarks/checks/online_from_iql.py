@@ -58,9 +58,8 @@ ARMS: dict[str, dict[str, Any]] = {
 def run(folder: Path) -> dict[str, float]:
     """Train the seeds that have no row; IQMs of steps and dips with their intervals, and ratios to scratch."""
     path = folder / "online_from_iql.csv"
-    done = {int(row["seed"]) for row in results.read_rows(path)}
     for seed in SEEDS:
-        if seed not in done:
+        if results.lacks_row(path, seed=seed):
             results.append_rows(path, measure(seed))
     return figures(results.read_rows(path))
 

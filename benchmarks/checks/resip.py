@@ -34,10 +34,9 @@ RESIDUAL = "env.base_scale=0.2 agent.zero_last=true agent.log_std=-1"
 def run(folder: Path, seeds: int = SEEDS, steps: int = STEPS) -> dict[str, float]:
     """Run the seeds that have no row; the success of each arm."""
     path = folder / "resip.csv"
-    there = {(row["seed"], row["eps"]) for row in results.read_rows(path)}
     for seed in range(1, seeds + 1):
         for eps in WIDTHS.values():
-            if (str(seed), str(eps)) not in there:
+            if results.lacks_row(path, seed=seed, eps=eps):
                 results.append_rows(path, [{"seed": seed, "eps": eps, **compare(seed, eps, steps)}])
     rows, found = results.read_rows(path), dict[str, float]()
     for suffix, eps in WIDTHS.items():

@@ -51,10 +51,9 @@ SHOWN_KINDS = np.array([1, 2, 5, 6])
 def run(folder: Path) -> dict[str, float]:
     """Measure the seeds that have no row; recall and cost of every arm."""
     path = folder / "scan.csv"
-    measured = {(row["arm"], row["seed"]) for row in results.read_rows(path)}
     for seed in range(SEEDS):
         for arm in ARMS:
-            if (arm, str(seed)) not in measured:
+            if results.lacks_row(path, arm=arm, seed=seed):
                 results.append_rows(path, [measure(arm, seed)])
     rows = results.read_rows(path)
     figures: dict[str, float] = {}

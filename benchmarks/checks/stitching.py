@@ -45,10 +45,9 @@ ARMS: dict[str, dict[str, Any]] = {
 def run(folder: Path) -> dict[str, float]:
     """Run the arms and seeds that have no row; the success of each arm."""
     path = folder / "stitching.csv"
-    there = {(row["arm"], row["seed"]) for row in results.read_rows(path)}
     for seed in range(SEEDS):
         for arm in ARMS:
-            if (arm, str(seed)) not in there:
+            if results.lacks_row(path, arm=arm, seed=seed):
                 results.append_rows(path, [{"arm": arm, "seed": seed, **measure(arm, seed)}])
     rows, found = results.read_rows(path), dict[str, float]()
     for arm in ARMS:

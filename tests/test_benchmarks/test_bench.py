@@ -36,6 +36,7 @@ def test_rows_are_appended_under_one_header(tmp_path):
     results.append_rows(path, [{"arm": "rnd", "seed": 1}, {"arm": "rnd", "seed": 2}])
     assert path.read_text() == "arm,seed\ntask,0\nrnd,1\nrnd,2\n"
     assert results.read_rows(path)[2] == {"arm": "rnd", "seed": "2"}
+    assert not results.lacks_row(path, arm="rnd", seed=2) and results.lacks_row(path, arm="task", seed=2)
 
 
 def test_variants_take_turns_and_the_figure_is_the_median_of_the_rounds_ratios(tmp_path, monkeypatch):
