@@ -183,6 +183,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
     ): "NumPy takes any negative number for the unknown size",
     (
+        "rewards/demonstrations/success.py",
+        "return (logits >= self.bar).astype(np.float32)",
+        "return (logits > self.bar).astype(np.float32)",
+    ): "log-odds are not equal to the bar to the last digit",
+    (
         "rewards/design/table.py",
         "self.scale = np.where(deviation > 1e-6, deviation, 1.0)",
         "self.scale = np.where(deviation >= 1e-6, deviation, 1.0)",

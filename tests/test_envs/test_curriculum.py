@@ -44,6 +44,15 @@ def test_an_episode_leaves_one_of_its_states_with_the_return_that_followed():
     assert kept["returns"] == [len(visited) - age] and 0 < age < len(visited)
 
 
+def test_an_episode_that_is_cut_short_leaves_no_state_to_the_next():
+    env = StartCurriculum(make("CartPole-v1", seed=1))
+    env.reset()
+    env.step(1)
+    assert env._found is not None
+    env.reset()
+    assert env._found is None and not env._pool
+
+
 def test_half_of_the_episodes_begin_in_kept_states_and_their_returns_are_remembered(monkeypatch):
     monkeypatch.setattr(curriculum, "MAX_POOL_STATES", 5)
     env = StartCurriculum(make("CartPole-v1", seed=0))
