@@ -183,6 +183,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
     ): "NumPy takes any negative number for the unknown size",
     (
+        "envs/batched/mujoco.py",
+        "contact = world._contact_cost_weight * xp.square(forces).sum(-1)",
+        "contact = world._contact_cost_weight * xp.square(forces).sum(1)",
+    ): "forces are (N, D), whose last axis is the second",
+    (
         "rewards/demonstrations/success.py",
         "return (logits >= self.bar).astype(np.float32)",
         "return (logits > self.bar).astype(np.float32)",

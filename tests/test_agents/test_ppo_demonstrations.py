@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from agents.ppo.agent import PPO, PPOConfig
@@ -91,6 +92,17 @@ def test_where_the_agent_expects_more_nothing_is_taught(demos, monkeypatch):
     agent.learn(16)
     assert agent.metrics["train/demos_ahead"] == 0 and "train/demos_loss" not in agent.metrics
     assert extra.adam.steps.item() == before
+
+
+def test_the_loss_of_a_step_is_the_mean_surprise_of_its_rows(demos):
+    batch, path = demos
+    agent = agent_of(path)
+    row = 3
+    with torch.no_grad():
+        logits = agent.policy(torch.tensor(batch.obs[[row]]), {})[0]
+    expected = -torch.log_softmax(logits, -1)[0, int(batch.action[row])]
+    loss = agent.extensions.demonstrations.step(agent.autograd, np.array([row]), 1e-3)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_its_state_continues(demos):
