@@ -183,6 +183,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
     ): "NumPy takes any negative number for the unknown size",
     (
+        "agents/ppo/seams.py",
+        'if target_kl and np.mean([metrics["approx_kl"] for metrics in measured]) > target_kl:',
+        'if target_kl and np.mean([metrics["approx_kl"] for metrics in measured]) >= target_kl:',
+    ): "a measured divergence is not equal to its target to the last digit",
+    (
         "envs/batched/mujoco.py",
         "contact = world._contact_cost_weight * xp.square(forces).sum(-1)",
         "contact = world._contact_cost_weight * xp.square(forces).sum(1)",

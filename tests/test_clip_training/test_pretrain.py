@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from assets.clip.train import __main__ as pretrain
 from assets.clip.train import words as new_words
@@ -45,6 +46,17 @@ def test_truth_multiplies_claims_and_inverts_denials():
     )  # a denial about another world is no truth either
     assert value[2].tolist() == pytest.approx([1, 0.275, np.exp(-0.5), 0], abs=1e-6)
     assert about.tolist() == [[True, True, True, False]] * 3
+
+
+def test_the_loss_is_the_mean_squared_error_of_cosines_and_counts_a_captions_own_world_as_all_worlds():
+    up = Caption("", (CARTPOLE,), (("up", False),))
+    states = join([at(CARTPOLE), at(PENDULUM)])
+    text = torch.tensor([[1.0, 0.0]])
+    image = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    # Cosines of 1 and 0, where 1 and 0 less the offset are wanted.
+    error = fit.TRUTH_OFFSET**2
+    expected = (len(LEXICON.worlds) * error + error) / 2
+    assert float(fit._loss(text, image, [up], states, LEXICON, None)) == pytest.approx(expected)
 
 
 def test_a_sentence_without_meaning_is_true_of_nothing_and_a_baseline_of_its_whole_world():

@@ -197,7 +197,9 @@ def test_one_in_ten_is_held_out_but_none_of_the_first_hundred():
     assert learnt[:LABELS_BEFORE_HOLDOUT] == [f"text {i}" for i in range(LABELS_BEFORE_HOLDOUT)]
     assert 0.08 < len(held) / 2900 < 0.12
     copy = LabelTable()
+    copy.add("a label of before", 1.0)
     copy.load_state_dict(labels.state_dict())
+    assert copy.texts == labels.texts
     assert (copy.labelled_items()[0], copy.labelled_items(held=True)[0]) == (
         learnt,
         held,
