@@ -183,6 +183,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "numbers = [np.asarray(part, float).reshape(*segments.shape, -2) for part in parts]",
     ): "NumPy takes any negative number for the unknown size",
     (
+        "envs/driving/family.py",
+        "if lane.length > 1000:",
+        "if lane.length >= 1000:",
+    ): "no lane has that length",
+    (
         "agents/ppo/seams.py",
         'if target_kl and np.mean([metrics["approx_kl"] for metrics in measured]) > target_kl:',
         'if target_kl and np.mean([metrics["approx_kl"] for metrics in measured]) >= target_kl:',

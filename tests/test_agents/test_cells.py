@@ -257,6 +257,7 @@ def test_a_linear_recurrence_in_one_pass_equals_its_steps(kind):
 
 def test_the_selective_scan_is_mambas_recurrence_by_hand():
     block = _SelectiveScan(width=2, states=3)
+    torch.testing.assert_close(block.log_rate.exp(), torch.tensor([[1.0, 2, 3], [1, 2, 3]]))
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))

@@ -62,6 +62,8 @@ def test_twenty_updates_move_the_weights_as_torch_does_to_a_millionth(kind, opti
         assert one.steps == other.steps
     assert apart(ours.target_flat, theirs.target_flat) < 1e-6 and apart(ours.critic_flat.value, before) > 1e-3
     assert torch.equal(ours.generator.get_state(), theirs.generator.get_state())
+    # Errors of single rows are for a replay that draws by them, which the compiled path does not take.
+    assert found.keys() == expected.keys() - {"td"}
     for name, value in found.items():
         assert float(value) == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-5), name
 
