@@ -85,6 +85,9 @@ def test_captions_travel_with_the_futures():
     batch = clones.play(clones.start(seed=0), np.zeros((2, 3), int))
     assert batch.text.shape == batch.obs_text.shape == (2, 3)
     assert all(isinstance(word, str) for word in batch.text.ravel())
+    place, one = clones.step_from(clones.start(seed=0), 2)
+    assert place.modalities["text"].tolist() == one.text[0].tolist()
+    assert set(clones.play(place, np.zeros((1, 3), int)).obs_text[0]) == set(one.text[0])
 
 
 def test_worlds_that_cannot_be_copied_are_refused():
