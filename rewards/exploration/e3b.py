@@ -7,8 +7,9 @@ equation 1 and algorithm 1.
 Differences: phi(s_{t+1}) is rewarded, what the action led to, and the state that an episode begins in counts as seen;
 the embedding is that of the last update throughout a rollout, and the ellipse keeps what older ones contributed (as in
 the paper's actors); dense layers are 64 wide, not 1,024.
-Fails when: episodes are longer than it takes to go in every direction; or the embedding keeps noise, which looks new
-forever: a random one does, a learnt one does where noise follows the action.
+Fails when: episodes are longer than it takes to go in every direction, as many as the embedding has; then `features`,
+`hidden` and `sqrt` help (python -m benchmarks ellipse_root); or the embedding keeps noise, which looks new forever: a
+random one does, a learnt one does where noise follows the action.
 """
 
 from dataclasses import dataclass
