@@ -59,6 +59,7 @@ BONUSES: dict[str, tuple[str, dict[str, Any]]] = {
     "e3b_wide": ("e3b", {"hidden": 256, "features": 256}),
     "e3b_wide_root": ("e3b", {"hidden": 256, "features": 256, "sqrt": True}),
     "ride": ("ride", {}),
+    "ride_equal": ("ride", {"inverse_weight": 1.0, "forward_weight": 1.0}),
     "byol": ("byol", {}),
     "rnd": ("rnd", {}),
     "icm": ("icm", {}),
