@@ -79,7 +79,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),
     "horizon": ("benchmarks.checks.horizon:run", "agents2"),
     "memorising": ("benchmarks.checks.memorising:run", "model_based"),
-    "mutants": ("benchmarks.checks.mutants:run", "repairs"),
+    "mutants": ("benchmarks.checks.mutants:run", "plain"),
     "repairs": ("benchmarks.checks.repairs:run", "repairs"),
     "repairs3": ("benchmarks.checks.repairs3:run", "repairs3"),
     "coverage": ("benchmarks.checks.coverage:run", "experiments"),
