@@ -35,7 +35,16 @@ SHOWN: dict[str, tuple[str, int, int]] = {
 
 
 # Shipped agent -> steps between two pictures, pixels of a side, for what a family's default does not suit.
-AGENT_FILMS = {"upright-clip": (3, 192), "mountaincar-rnd": (4, 192), "nethack-score": (8, 352)}
+AGENT_FILMS = {
+    "upright-clip": (3, 192),
+    "mountaincar-rnd": (4, 192),
+    "nethack-score": (8, 352),
+    "lunarlander-task": (11, 192),
+    "hopper-task": (8, 144),
+    "walker2d-task": (8, 144),
+    "swimmer-task": (5, 144),
+    "halfcheetah-task": (2, 144),
+}
 AGENT_FILM = (2, 192)
 
 
