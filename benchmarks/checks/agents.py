@@ -43,24 +43,14 @@ COMMANDS = {  # name -> what it is trained with, as in the studies that chose th
     "agent.entropy_weight=0.01 agent.gamma=0.9 reward.synthesis.model=lodestar-96",
     "nethack-score": "env=lodestar/NetHackScore-v0 reward=task total_timesteps=500000 agent.net_arch=[32,32]",
     # The presets of these hold the settings of their studies.
-    "lunarlander-task": "env=LunarLander-v3",
-    "hopper-task": "env=Hopper-v5",
-    "walker2d-task": "env=Walker2d-v5",
-    "swimmer-task": "env=Swimmer-v5",
-    "halfcheetah-task": "env=HalfCheetah-v5",
-    "keycorridor-noveld": "env=MiniGrid-KeyCorridorS3R3-v0 reward=noveld eval_sampled=true",
-    "lockedroom-noveld": "env=MiniGrid-LockedRoom-v0 reward=noveld eval_sampled=true",
-    "keycorridor_s6r3-noveld": "env=MiniGrid-KeyCorridorS6R3-v0 reward=noveld eval_sampled=true",
-}
-SEEDS = {  # of those that belong to a study; 0 for others
-    "lunarlander-task": 1001,
-    "hopper-task": 1002,
-    "walker2d-task": 1002,
-    "swimmer-task": 1002,
-    "halfcheetah-task": 1002,
-    "keycorridor-noveld": 1003,
-    "lockedroom-noveld": 1004,
-    "keycorridor_s6r3-noveld": 1002,
+    "lunarlander-task": "env=LunarLander-v3 seed=1001",
+    "hopper-task": "env=Hopper-v5 seed=1002",
+    "walker2d-task": "env=Walker2d-v5 seed=1002",
+    "swimmer-task": "env=Swimmer-v5 seed=1002",
+    "halfcheetah-task": "env=HalfCheetah-v5 seed=1002",
+    "keycorridor-noveld": "env=MiniGrid-KeyCorridorS3R3-v0 reward=noveld eval_sampled=true seed=1003",
+    "lockedroom-noveld": "env=MiniGrid-LockedRoom-v0 reward=noveld eval_sampled=true seed=1004",
+    "keycorridor_s6r3-noveld": "env=MiniGrid-KeyCorridorS6R3-v0 reward=noveld eval_sampled=true seed=1002",
 }
 
 
@@ -75,8 +65,7 @@ def run(folder: Path) -> dict[str, float]:
         place = HOME / name
         if not place.exists():
             trained = ROOT / "runs" / "agents" / name
-            seed = SEEDS.get(name, 0)
-            if train([*shlex.split(f"{command} {ALL}"), f"seed={seed}", f"run_dir={trained}"]):
+            if train([*shlex.split(f"{command} {ALL}"), f"run_dir={trained}"]):
                 raise UsageError(f"{name} was not trained; see {trained}")
             export(ExportConfig(run=str(trained), out=str(place), format="none"))
             (place / "README.md").write_text(finished((place / "README.md").read_text(), name))

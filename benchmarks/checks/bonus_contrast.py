@@ -1,16 +1,16 @@
-"""Why some bonuses do not lead to the key of KeyCorridorS3R3: what they pay for, with random play.
+"""Why some bonuses do not lead to the key of KeyCorridorS3R3: what they reward, with random play.
 
     python -m benchmarks bonus_contrast
 
 Each bonus is scaled by its return and weighs 0.03, as in the study `every_bonus`, and learns from 24 rollouts of 4,096
-frames. The next six are looked at. An observation is new if its episode has not shown it before. Three figures, each
-the mean of three seeds:
+frames. The next six are looked at. An observation is new if the first-visit count of the suite says so. Three figures,
+each the mean of three seeds:
 
-    contrast_NAME_seen    what an observation seen before pays, over what a new one pays
-    contrast_NAME_late    what a new one pays after 120 steps, over what it pays within the first ten
-    contrast_NAME_left    what a step pays, over what it paid in the first six rollouts that had a scale
+    contrast_NAME_seen    the bonus of an observation seen before in its episode, over that of a new one
+    contrast_NAME_late    the bonus of a new one after 120 steps, over that within the first ten
+    contrast_NAME_left    the bonus of a step, over that in the first six rollouts that had a scale
 
-A bonus that finds the key must pay for what is new (`seen` near 0), also far from the start (`late` near 1), and go on
+A bonus that finds the key must reward what is new (`seen` near 0), also far from the start (`late` near 1), and go on
 (`left` near 1). It was measured after `every_bonus` had run, so it explains and shows nothing by itself.
 """
 
@@ -56,6 +56,7 @@ BONUSES: dict[str, tuple[str, dict[str, Any]]] = {
     "submodular": ("submodular", {}),
     "deir": ("deir", {}),
     "e3b": ("e3b", {}),
+    "e3b_root": ("e3b", {"sqrt": True}),
     "e3b_wide": ("e3b", {"hidden": 256, "features": 256}),
     "e3b_wide_root": ("e3b", {"hidden": 256, "features": 256, "sqrt": True}),
     "ride": ("ride", {}),
@@ -67,8 +68,8 @@ BONUSES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass
-class Payments:
-    """What single steps paid: the weighted bonus, whether the observation was new, and the step in its episode."""
+class Steps:
+    """Single steps: the weighted bonus, whether the observation was new, and the step in its episode."""
 
     bonus: np.ndarray
     is_new: np.ndarray
@@ -78,25 +79,6 @@ class Payments:
         """The mean bonus of the steps for which all conditions hold."""
         chosen = np.logical_and.reduce(conditions)
         return float(self.bonus[chosen].mean())
-
-
-class Visited:
-    """The observations that each environment's running episode has shown."""
-
-    def __init__(self, n: int) -> None:
-        self.seen: list[set[bytes]] = [set() for _ in range(n)]
-
-    def look(self, rollout: Rollout, obs: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """Bool (T, N): whether an observation, of obs (T, N, D), is new in its episode."""
-        is_new = np.zeros(valid.shape, bool)
-        for t, i in np.ndindex(valid.shape):
-            if valid[t, i]:
-                key = obs[t, i].tobytes()
-                is_new[t, i] = key not in self.seen[i]
-                self.seen[i].add(key)
-            if rollout.ended[t, i]:
-                self.seen[i].clear()
-        return is_new
 
 
 def run(folder: Path) -> dict[str, float]:
@@ -152,27 +134,27 @@ def measure(name: str, seed: int) -> dict[str, float]:
     config = rewards.get(reward).Config(scale="return", weight=0.03, **options)
     with closing(make_vec(TASK, ENVS, seed=seed, backend="batched")) as envs:
         spaces = (envs.single_observation_space, envs.single_action_space)
-        mix = make_mix({"task": rewards.get("task").Config(), reward: config}, *spaces, gamma=0.99, seed=seed)
+        # The count says which observations are new.
+        chosen = {"count": rewards.get("count").Config(), reward: config}
+        mix = make_mix(chosen, *spaces, gamma=0.99, seed=seed)
         first, last = _play(envs, mix, reward, seed)
     new = last.is_new
-    paid_for_new = last.mean(new)
     early = last.mean(new, last.step < EARLY_STEPS)
     late = last.mean(new, last.step >= LATE_STEP)
     return {
-        "seen": round(last.mean(~new) / paid_for_new, 4),
+        "seen": round(last.mean(~new) / last.mean(new), 4),
         "late": round(late / early, 4),
         "left": round(float(last.bonus.mean() / first.bonus.mean()), 4),
     }
 
 
-def _play(envs: Any, mix: Mix, reward: str, seed: int) -> tuple[Payments, Payments]:
-    """What the first and the last rollouts paid."""
+def _play(envs: Any, mix: Mix, reward: str, seed: int) -> tuple[Steps, Steps]:
+    """Steps of the first and of the last rollouts."""
     rollout = Rollout(STEPS, envs)
     envs.action_space.seed(seed)
     rollout.begin(*envs.reset(seed=seed))
     memory: Memory = mix.initial_memory(ENVS)
-    visited = Visited(ENVS)
-    paid = []
+    rollouts = []
     for number in range(LEARNING_ROLLOUTS + MEASURED_ROLLOUTS):
         if number:
             rollout.roll()
@@ -184,16 +166,15 @@ def _play(envs: Any, mix: Mix, reward: str, seed: int) -> tuple[Payments, Paymen
         raw, memory = mix.score(batch, memory)
         mix.update(batch, raw)
         bonus = mix.weighted_rewards(raw, 0)[reward]
-        obs = np.asarray(batch.next_obs)
-        is_new = visited.look(rollout, obs.reshape(STEPS, ENVS, -1), batch.valid)
+        is_new = raw["count"] > 0
         valid = batch.valid
-        paid.append(Payments(bonus[valid], is_new[valid], batch.step[valid]))
-    # A scaled bonus pays nothing in the first rollout, which it takes its scale from.
-    return _join(paid[1 : 1 + MEASURED_ROLLOUTS]), _join(paid[-MEASURED_ROLLOUTS:])
+        rollouts.append(Steps(bonus[valid], is_new[valid], batch.step[valid]))
+    # A scaled bonus is zero in the first rollout, which it takes its scale from.
+    return _join(rollouts[1 : 1 + MEASURED_ROLLOUTS]), _join(rollouts[-MEASURED_ROLLOUTS:])
 
 
-def _join(parts: list[Payments]) -> Payments:
-    return Payments(
+def _join(parts: list[Steps]) -> Steps:
+    return Steps(
         np.concatenate([part.bonus for part in parts]),
         np.concatenate([part.is_new for part in parts]),
         np.concatenate([part.step for part in parts]),

@@ -171,7 +171,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "agents/off_policy/kernel.py",
         "backward(actor[0], actor[1], zero, policy, flat_x, scratch, wide, size, np.int64(-1))",
         "backward(actor[0], actor[1], zero, policy, flat_x, scratch, wide, size, np.int64(1))",
-    ): "the slope in the inputs is computed, too, and nobody reads it",
+    ): "the slope in the inputs is computed, too, and not read",
     (
         "envs/crafter/family.py",
         "self.game = _make_game()(area=(area, area), length=None, seed=0)",

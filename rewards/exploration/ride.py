@@ -3,9 +3,8 @@
 Inverse and forward dynamics learn an embedding of what actions change; the distance between its values before and after
 a step is the impact, and a count of the new state within the episode keeps the agent from going to and fro.
 Source: Raileanu, Rocktaeschel 2020, RIDE: Rewarding Impact-Driven Exploration, arXiv 2002.12292, equations 1 to 4.
-Differences: the forward loss is a mean over the features, where the paper sums, so that it shrinks the embedding less;
-the state that an episode begins in counts as visited; cells are as in `count`; divided by a moving deviation, where the
-paper adds it bare.
+Differences: the forward loss is a mean over the features, where the paper sums; the state that an episode begins in
+counts as visited; cells are as in `count`; divided by a moving deviation, where the paper adds it bare.
 Fails when: large changes are not the useful ones (a lift, a television that the agent can switch), or no two
 observations are alike, so that every count is 1. With the paper's weights the embedding shrinks in MiniGrid, and the
 bonus with it; with `inverse_weight` and `forward_weight` of 1 it does not (python -m benchmarks bonus_contrast).
