@@ -91,12 +91,12 @@ def test_a_myopic_teacher_looks_at_the_end():
 
 
 def test_mistakes_skips_and_rationality_happen_as_often_as_they_should():
-    many = 20_000
+    many = 10_000
     first, second = segments(np.zeros((1, many))), segments(np.full((1, many), 2.0))
-    assert np.mean(Scripted(mistakes=0.1).compare(first, second) == 0) == pytest.approx(0.1, abs=0.01)
-    assert np.isnan(Scripted(skip=0.3).compare(first, second)).mean() == pytest.approx(0.3, abs=0.01)
+    assert np.mean(Scripted(mistakes=0.1).compare(first, second) == 0) == pytest.approx(0.1, abs=0.015)
+    assert np.isnan(Scripted(skip=0.3).compare(first, second)).mean() == pytest.approx(0.3, abs=0.015)
     chance = 1 / (1 + math.exp(-0.5 * 2))
-    assert Scripted(rationality=0.5).compare(first, second).mean() == pytest.approx(chance, abs=0.01)
+    assert Scripted(rationality=0.5).compare(first, second).mean() == pytest.approx(chance, abs=0.015)
 
 
 def test_a_teacher_of_the_same_seed_makes_the_same_mistakes_and_continues_where_it_was_saved():
