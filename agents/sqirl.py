@@ -25,8 +25,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.transitions import Transitions
 from envs.types import Obs
-from lodestar.numerics.draws import draw_order
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_order
 from lodestar.settings import Settings, setting
 
 

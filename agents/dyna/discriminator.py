@@ -22,8 +22,7 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from lodestar.numerics.draws import draw_integers, draw_uniform
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers, draw_uniform
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 

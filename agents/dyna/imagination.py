@@ -36,7 +36,7 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
 from envs.types import ReplayScorer, StateDict
-from lodestar.numerics.draws import draw_integers
+from lodestar.numerics.descent import draw_integers
 from lodestar.state import Stateful
 
 # Rollouts side by side: as many as stay in a core's cache.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.networks.actor_critic import linear
-from lodestar.numerics.draws import draw_uniform
+from lodestar.numerics.descent import draw_uniform
 
 State = dict[str, Tensor]
 # The states of a sequence, and what `kl` reads of it.

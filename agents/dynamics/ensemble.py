@@ -33,8 +33,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 from envs.types import Options, StateDict
-from lodestar.numerics.draws import draw_integers, draw_order
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers, draw_order
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
-from lodestar.numerics.draws import draw_normal
+from lodestar.numerics.descent import draw_normal
 from lodestar.state import Stateful
 
 # Share of the old mean square in UPMPC's running scale of rewards.

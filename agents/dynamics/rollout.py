@@ -35,8 +35,7 @@ from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.replay.replay import Replay, Rows
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
-from lodestar.numerics.draws import draw_integers
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers
 from lodestar.state import Stateful
 
 # In widths of the data: how far beyond it states are held, and where rollouts are cut.

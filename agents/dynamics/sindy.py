@@ -31,8 +31,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from lodestar.numerics.draws import draw_integers, draw_order, draw_uniform
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers, draw_order, draw_uniform
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful, all_finite
 

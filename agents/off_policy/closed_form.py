@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Rows
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 # Lowest and highest logarithm of the policy's standard deviation.
 MIN_LOG_STD = -5.0

@@ -21,7 +21,7 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import Critics
 from agents.replay.replay import Rows
 from lodestar.numerics.compiled import kernel, warn_once
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 LEARNER_NAME = "the update of actor and critics"
 METRIC_NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from agents.off_policy.sac import Critics, LearnerConfig, Pick
-from lodestar.numerics.draws import draw_uniform
+from lodestar.numerics.descent import draw_uniform
 
 
 class DeepQ(Critics):

@@ -39,8 +39,7 @@ from agents.off_policy.closed_form import (
     ClosedFormUpdate,
 )
 from agents.replay.replay import Rows
-from lodestar.numerics.draws import draw_uniform
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_uniform
 from lodestar.settings import Settings, preset_setting, setting
 from lodestar.state import Stateful
 

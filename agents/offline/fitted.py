@@ -21,8 +21,7 @@ from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.predictor import Predictor
 from envs.transitions import Transitions, index_obs, map_obs
-from lodestar.numerics.draws import draw_integers
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers
 
 FITTED_NETWORKS = 2
 FITTED_UNITS = [64, 64]

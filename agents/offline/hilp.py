@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 from agents.offline.iql import IQL, IQLConfig
 from envs.transitions import Transitions
 from envs.types import Obs
-from lodestar.numerics.draws import draw_normal, draw_uniform
+from lodestar.numerics.descent import draw_normal, draw_uniform
 from lodestar.settings import setting
 
 # Observations as vectors (N, D) -> (N, d).

@@ -31,8 +31,7 @@ from agents.predictor import Predictor
 from envs.transitions import Transitions
 from envs.types import Obs
 from lodestar.mappings import map_values
-from lodestar.numerics.draws import draw_integers
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_integers
 from lodestar.settings import Settings, setting
 
 # Minibatches drawn at once, since a call for each would cost more than the numbers.

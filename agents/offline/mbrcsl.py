@@ -29,7 +29,7 @@ from agents.offline.cloning import Cloning
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.recording import episodes
 from envs.transitions import Transitions
-from lodestar.numerics.draws import draw_integers, draw_order
+from lodestar.numerics.descent import draw_integers, draw_order
 from lodestar.settings import setting
 
 ROLLOUTS_A_START = 200

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from agents.offline.iql import IQL, IQLConfig, Q
-from lodestar.numerics.draws import draw_integers
+from lodestar.numerics.descent import draw_integers
 from lodestar.settings import setting
 
 

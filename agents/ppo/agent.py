@@ -46,7 +46,7 @@ from agents.ppo.seams import (
 from agents.ppo.update import StreamGradients, TorchUpdate
 from envs.transitions import NotFinite, index_obs, is_finite, map_obs
 from envs.types import Obs
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.state import Stateful, get_state, set_state
 
 

@@ -13,7 +13,7 @@ from agents.ppo.numpy_update import CompiledUpdate
 from agents.ppo.seams import Learner
 from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import TorchUpdate
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 
 def make_policy(

@@ -44,7 +44,7 @@ from agents.networks.actor_critic import CLIP, MASKED, ActorCritic
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import LOGGED_MINIBATCHES, Batch, Learner, Targets
 from lodestar.numerics.compiled import kernel
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 # Memory is kept for batches of so many sizes.
 MAX_BUFFERED_SIZES = 16

@@ -23,7 +23,7 @@ from agents.networks.actor_critic import Actions, ActorCritic
 from agents.ppo.config import PPOConfig
 from envs.transitions import Transitions
 from envs.types import Array
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import Schedule
 from lodestar.state import Stateful
 

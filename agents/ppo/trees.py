@@ -18,7 +18,7 @@ from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Batch
 from agents.ppo.update import TorchUpdate
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.numerics.trees import Bins, Tree, Trees, fit
 
 

@@ -18,7 +18,7 @@ from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import MODALITY_FIELDS, Memory, ReplayScorer, StateDict
 from lodestar.memory import refuse_beyond
-from lodestar.numerics.draws import draw_integers
+from lodestar.numerics.descent import draw_integers
 from lodestar.state import Stateful
 
 SAMPLING = ("uniform", "dfs", "lap")

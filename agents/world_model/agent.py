@@ -32,8 +32,7 @@ from agents.world_model.td3 import LatentTD3
 from envs.transitions import Transitions, join
 from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.mappings import map_values, take_rows
-from lodestar.numerics.draws import draw_uniform
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat, draw_uniform
 
 # The reward counts as changed where the head's error is this many times the usual one, and at least this large.
 HEAD_GAP_JUMP = 2.0

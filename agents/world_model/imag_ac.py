@@ -26,7 +26,7 @@ from agents.networks.heads import TwoHot
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.model import LatentModel, Replayed, value_net, weighted_mean
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 # Share of a discrete policy that is uniform, so that no action dies out.
 UNIFORM_SHARE = 0.01

@@ -39,7 +39,7 @@ from agents.world_model.config import WorldModelConfig
 from agents.world_model.uncertainty import Uncertainty
 from envs.transitions import map_obs
 from lodestar.mappings import take_rows
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 # Channels after the first convolution, and after the others.
 FIRST_CHANNELS = 32

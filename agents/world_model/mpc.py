@@ -28,7 +28,7 @@ from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, ReturnRange
 from agents.world_model.model import DECAY, LatentModel, Replayed, weighted_mean
-from lodestar.numerics.draws import draw_order
+from lodestar.numerics.descent import draw_order
 
 # Critics that are drawn each time a value is read.
 N_CRITICS_READ = 2

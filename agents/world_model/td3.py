@@ -27,7 +27,7 @@ from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour
 from agents.world_model.model import LatentModel, Replayed, weighted_mean
 from envs.transitions import map_obs
-from lodestar.numerics.draws import draw_integers, draw_uniform
+from lodestar.numerics.descent import draw_integers, draw_uniform
 
 # Deviation of the noise on target actions, and where it is cut.
 TARGET_NOISE_STD = 0.2

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from envs.recording import episodes
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from rewards.exploration.learned import dense_layers
 from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened

@@ -28,7 +28,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from envs.recording import episodes
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from rewards.base import valid_rows
 from rewards.exploration.learned import dense_layers, narrow_linear, used_columns

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.exploration.forward import Forward, ForwardConfig

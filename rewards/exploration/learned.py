@@ -27,7 +27,7 @@ from torch.nn.utils import skip_init
 
 from envs.transitions import Transitions
 from envs.types import Array, Obs
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd, compute_once, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units

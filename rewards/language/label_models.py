@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.state import Stateful
 from rewards.llm.store import Item, texts_in
 

@@ -24,7 +24,7 @@ import torch
 
 from envs.transitions import NotFinite, OnNan, Transitions, index_obs, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
 from rewards.base import AVERAGE, JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.numerics.draws import draw_integers, draw_normal, draw_uniform
+from lodestar.numerics.descent import draw_integers, draw_normal, draw_uniform
 from lodestar.settings import setting
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig

@@ -24,7 +24,7 @@ import torch
 from envs.recording import episodes, load
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from rewards.exploration.learned import dense_layers
 from rewards.exploration.memories import Episodic

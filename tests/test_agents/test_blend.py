@@ -12,7 +12,7 @@ import rewards
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.plugins.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, inverse_hessian_products, phi_of, solve
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
 from tests.rollouts import cut

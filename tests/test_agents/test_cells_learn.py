@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from agents.dynamics.cells import RSSM, SSM, Mamba, SimNorm
 from agents.world_model.model import divergence
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 PLACES, L, B = 5, 6, 16
 SMALL = {"memory": 32, "groups": 4, "classes": 4, "hidden": 32}

@@ -9,7 +9,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import symlog
 from agents.world_model.model import ObservationDecoder, ObservationEncoder
 from envs.nethack.view import View
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 ACTIONS = spaces.Discrete(3)
 

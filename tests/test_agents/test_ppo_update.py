@@ -14,7 +14,7 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.numpy_update import NumpyUpdate
 from agents.ppo.seams import Batch, Targets
 from agents.ppo.update import TorchUpdate
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {

@@ -16,7 +16,7 @@ from agents.world_model.model import (
     divergence,
     infonce,
 )
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 
 def test_barlow_by_hand():

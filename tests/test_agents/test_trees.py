@@ -11,7 +11,7 @@ from agents.networks.actor_critic import Actions, Inputs
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.seams import Batch, Targets
 from agents.ppo.trees import TreePolicy, TreesUpdate
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.numerics.trees import Bins, Trees, fit
 from runners.explain.reading import splits
 from tests.rollouts import cut

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 
 def net(seed=0):

@@ -34,7 +34,7 @@ from agents.ppo.extensions import is_learned
 from agents.ppo.seams import Batch, Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
 from envs.transitions import Rollout
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO

@@ -29,7 +29,7 @@ from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import demonstrations
 from envs.recording import episodes
 from envs.transitions import Transitions, index_obs
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
 

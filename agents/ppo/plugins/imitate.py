@@ -34,7 +34,7 @@ from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import goals
 from envs.transitions import Transitions, index_obs, join, map_obs
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 from lodestar.numerics.returns import returns
 from lodestar.settings import Schedule
 

@@ -29,7 +29,7 @@ from agents.networks.actor_critic import ActorCritic
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Penalty, Targets
 from agents.ppo.update import TorchUpdate
-from lodestar.numerics.flat import Flat
+from lodestar.numerics.descent import Flat
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO

@@ -1,14 +1,14 @@
-"""All parameters of a network as one vector, with Adam: what agents and rewards learn with.
+"""Stochastic gradient descent: parameters of a network as one vector, with Adam, and what is drawn at random for it.
 
 A step is a few calls however many layers there are, and never imports torch's compiler, as `torch.optim` does at the
-first one (two seconds and 150 MB of every short run).
+first one (two seconds and 150 MB of every short run). A draw is made by a generator, on its own device.
 """
 
 import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from lodestar.state import Stateful
 
@@ -118,3 +118,23 @@ class Flat(Stateful):
             means.append(parameter["exp_avg"].reshape(-1))
             squares.append(parameter["exp_avg_sq"].reshape(-1))
         return {"mean": torch.cat(means), "square": torch.cat(squares), "steps": parameters[0]["step"]}
+
+
+def draw_uniform(generator: Generator, *shape: int) -> Tensor:
+    """Numbers in [0, 1)."""
+    return torch.rand(shape, generator=generator, device=generator.device)
+
+
+def draw_normal(generator: Generator, *shape: int) -> Tensor:
+    """Numbers with mean 0 and deviation 1."""
+    return torch.randn(shape, generator=generator, device=generator.device)
+
+
+def draw_integers(generator: Generator, count: int, *shape: int) -> Tensor:
+    """Int64 numbers in [0, count)."""
+    return torch.randint(count, shape, generator=generator, device=generator.device)
+
+
+def draw_order(generator: Generator, count: int) -> Tensor:
+    """Int64 (count,): the numbers from 0 on, shuffled."""
+    return torch.randperm(count, generator=generator, device=generator.device)
