@@ -163,6 +163,8 @@ class BaseAgent(Predictor):
         # It writes nowhere until `set_logger`.
         self.logger = Logger(None, [])
         self._learning = False
+        # As `saved`, of what the settings add.
+        self.also_saved: dict[str, str] = {}
         # What `recoverable` names, when it was last found finite.
         self._finite: dict[str, Any] | None = None
         self._restored = 0
@@ -258,7 +260,7 @@ class BaseAgent(Predictor):
         weights = self.adapt_weights(state["modules"]["policy"], trained_on)
         self.policy.load_state_dict(weights)
         others = self.weights()
-        others.pop("modules.policy", None)
+        del others["modules.policy"]
         set_state(self, others, state)
 
     def begin_with(self, source: PolicyLayers) -> list[str]:
@@ -364,11 +366,11 @@ class BaseAgent(Predictor):
 
     def get_state(self) -> dict[str, Any]:
         """All that it takes to continue exactly here, between two rollouts; no pickle."""
-        return get_state(self, self.saved)
+        return get_state(self, self.saved | self.also_saved)
 
     def set_state(self, state: StateDict) -> None:
         """Restore what `get_state` returned into an agent of the same configuration, not environments and rewards."""
-        set_state(self, self.saved, state)
+        set_state(self, self.saved | self.also_saved, state)
 
     def keep_finite(self) -> None:
         self._finite = copy.deepcopy(get_state(self, self.recoverable))
@@ -430,6 +432,23 @@ class BaseAgent(Predictor):
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path} does not fit this reward: {' '.join(str(error).split())}") from None
         return agent
+
+    @classmethod
+    def read_reference(cls, agent: "BaseAgent", **plain: Any) -> Self:
+        """The agent in the file that `agent.reference` names, without `plain` settings, which acting does not need."""
+        path = agent.config.reference
+
+        def build(settings: dict[str, Any]) -> Any:
+            config = cls.Config(**settings | {"reference": "", "kl": 0.0} | plain)
+            return cls(agent.envs, config, seed=agent.seed, device=str(agent.device))
+
+        try:
+            return cls._from_file(path, build, "this environment")[0]
+        except OSError as error:
+            raise ValueError(
+                f"agent.reference={path} cannot be read ({error.strerror or error}); give a file that "
+                "`python -m runners.export` wrote, or agent.reference=start with init_from=RUN"
+            ) from None
 
 
 def require_vector(envs: Any) -> None:
@@ -496,27 +515,16 @@ class Episodes(Stateful):
         # Returns and lengths since the first row, (2, T, N).
         counted_reward = np.where(valid, reward, 0.0)
         sums = np.cumsum([counted_reward, valid], axis=1, dtype=np.float64)
-        if not ended.any():
-            self.running += sums[:, -1]
-            return
-        columns, times = np.nonzero(ended.T)
-        at_end = sums[:, times, columns]
-        # What came before an environment's first end belongs to the episode that was running.
-        first = np.diff(columns, prepend=-1) > 0
-        before = np.where(first, 0.0, np.roll(at_end, 1, axis=1))
-        total = at_end - before + np.where(first, self.running[:, columns], 0.0)
-        for index in np.argsort(times, kind="stable"):
-            place = (times[index], columns[index])
-            if valid[place]:
-                episode = {"r": float(total[0, index]), "l": int(total[1, index])}
-                self.returns.append(episode)
-                if success is not None and not np.isnan(success[place]):
-                    self.successes.append(float(success[place]))
-        last = np.zeros_like(self.running)
-        # The ends of a column ascend in time, so that the last one stays.
-        last[:, columns] = at_end
-        before_rollout = np.where(ended.any(axis=0), 0.0, self.running)
-        self.running = sums[:, -1] - last + before_rollout
+        for t, column in zip(*np.nonzero(ended)):
+            at_end = sums[:, t, column]
+            total, length = (self.running[:, column] + at_end).tolist()
+            # What was summed up to here is no part of the episode that begins.
+            self.running[:, column] = -at_end
+            if valid[t, column]:
+                self.returns.append({"r": total, "l": int(length)})
+                if success is not None and not np.isnan(success[t, column]):
+                    self.successes.append(float(success[t, column]))
+        self.running += sums[:, -1]
 
 
 class Steps(Stateful):

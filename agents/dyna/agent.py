@@ -17,7 +17,6 @@ When it fails: on tasks as small as Pendulum five updates a step without a model
 less; where an episode's end depends on little, imagined rollouts miss it; images are for `agent=world_model`.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,6 +88,7 @@ class Dyna(BaseAgent):
         self.reference: ReferenceActor | None = None
         if config.reference:
             self.reference = ReferenceActor(self.learner, config.reference_every, self._read_teacher())
+            self.also_saved["reference"] = "reference"
         parts: dict[str, Any] = {"learner": self.learner}
         self.imagination: Imagination | None = None
         if config.uses_model:
@@ -136,13 +136,8 @@ class Dyna(BaseAgent):
         kind: Any = DeepQ if self.encoding.discrete else SoftActorCritic
         sizes = (self.encoding.obs_size, self.encoding.action_size)
         self.learner = kind(*sizes, self.config, seed=self.seed, device=str(self.device))
-        # `actor_every` leaves the actor out of the updates between.
-        self._learn = self.learner.update
-        self._learn_critics = self.learner.update
         if self.encoding.discrete:
             self.learner.epsilon.fill_(self.config.epsilon)
-        else:
-            self._learn_critics = functools.partial(self.learner.update, actor=False)
 
     def _read_teacher(self) -> SoftActorCritic | None:
         """The learner whose policy is the reference, out of its file; None for the policy that training begins with."""
@@ -155,20 +150,8 @@ class Dyna(BaseAgent):
             )
         if config.reference == START:
             return None
-        # The reference needs nothing that its own training needed.
-        plain = {"reference": "", "kl": 0.0, "demos": "", "imitate": 0.0, "buffer_size": self.envs.num_envs + 1}
-
-        def build(settings: dict[str, Any]) -> Dyna:
-            return Dyna(self.envs, DynaConfig(**settings | plain), seed=self.seed, device=str(self.device))
-
-        try:
-            teacher, _ = Dyna._from_file(config.reference, build, "this environment")
-        except OSError as error:
-            raise ValueError(
-                f"agent.reference={config.reference} cannot be read ({error.strerror or error}); give a file that "
-                "`python -m runners.export` wrote, or agent.reference=start with init_from=RUN"
-            ) from None
-        return teacher.learner
+        rows = self.envs.num_envs + 1
+        return Dyna.read_reference(self, demos="", imitate=0.0, buffer_size=rows).learner
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -301,8 +284,7 @@ class Dyna(BaseAgent):
         metrics = {}
         for i in range(count):
             with_actor = not warms_up and (self._n_updates + i + 1) % self.config.actor_every == 0
-            learn = self._learn if with_actor else self._learn_critics
-            metrics |= learn(_minibatch(parts, i, count))
+            metrics |= self.learner.update(_minibatch(parts, i, count), with_actor)
         return metrics
 
     @property
@@ -329,12 +311,6 @@ class Dyna(BaseAgent):
         if self.reference is not None:
             self.reference.end_rollout()
 
-    def get_state(self) -> StateDict:
-        state = super().get_state()
-        if self.reference is not None:
-            state["reference"] = self.reference.state_dict()
-        return state
-
     def policy_layers(self) -> PolicyLayers:
         return handover.policy_layers(self.learner, self.encoding)
 
@@ -358,8 +334,6 @@ class Dyna(BaseAgent):
 
     def set_state(self, state: StateDict) -> None:
         super().set_state(state)
-        if self.reference is not None:
-            self.reference.load_state_dict(state["reference"])
         if self._fitted_at is not None:
             self.keep_finite()
 

@@ -313,8 +313,8 @@ class Critics(Stateful):
         """What values of states (B, D) hold besides rewards, for acting there at random: (B,), 0 without entropy."""
         return torch.zeros(len(obs), device=self.device)
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of critics and targets. Returns metrics, still on the device."""
+    def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
+        """One step of critics and targets, and of an `actor` if there is one. Returns metrics, on the device."""
         with torch.no_grad():
             target = rows.reward + rows.discount * self.next_value(rows.next_obs)
         return self.critic_step(rows.obs, rows.action, target, rows.reward)

@@ -47,7 +47,7 @@ from agents.ppo.update import StreamGradients, TorchUpdate
 from envs.transitions import NotFinite, index_obs, is_finite, map_obs
 from envs.types import Obs
 from lodestar.numerics.descent import Flat
-from lodestar.state import Stateful, get_state, set_state
+from lodestar.state import Stateful
 
 
 class PPO(BaseAgent):
@@ -86,9 +86,8 @@ class PPO(BaseAgent):
         self.rows_a_batch = self.config.rows_a_batch(self.envs.num_envs)
         # Tags of the last update.
         self.metrics: dict[str, float] = {}
-        # What the settings ask for besides, by name, and where in a saved state it stands.
+        # What the settings ask for besides, by name.
         self.extensions = SimpleNamespace()
-        self.extension_places: dict[str, str] = {}
         self._set_up_streams()
         self._set_up_networks()
         self._set_up_collector()
@@ -162,7 +161,7 @@ class PPO(BaseAgent):
             extension = kind.for_agent(self)
             setattr(self.extensions, name, extension)
             if isinstance(extension, Stateful):
-                self.extension_places[name] = f"extensions.{name}"
+                self.also_saved[name] = f"extensions.{name}"
             made.append(extension)
         return made
 
@@ -170,12 +169,6 @@ class PPO(BaseAgent):
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
         Inputs(observation_space)
         Actions(action_space)
-
-    def get_state(self) -> dict[str, Any]:
-        return get_state(self, self.saved | self.extension_places)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        set_state(self, self.saved | self.extension_places, state)
 
     def adapt_weights(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Values of streams that this reward has, too, by their names; the others stay as they are."""

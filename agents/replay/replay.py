@@ -120,6 +120,7 @@ class Replay(Stateful):
         self.n_envs = n_envs
         self.encoding = encoding
         self.scorer = scorer
+        self._is_task = scorer.is_task
         self.gamma = gamma
         self.device = torch.device(device)
         scores_images = bool(encoding.images) and not scorer.requires.isdisjoint({"obs", "next_obs"})
@@ -407,7 +408,7 @@ class Replay(Stateful):
         )
 
     def _rewards(self, index: Tensor, rows: Tensor) -> Tensor:
-        if self.scorer.is_task:
+        if self._is_task:
             return rows[:, self._task]
         self.flush()
         scores = self.scorer.relabel(self._transitions(index, rows))

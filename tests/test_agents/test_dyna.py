@@ -119,8 +119,8 @@ def test_batches_mix_real_and_imagined_rows_by_the_ratio():
     model = agent(preset="single", real_ratio=0.25, horizon=2)
     model.learn(60, log_interval=None)
     seen = []
-    update = model._learn
-    model._learn = lambda rows: seen.append(rows) or update(rows)
+    update = model.learner.update
+    model.learner.update = lambda rows, actor: seen.append(rows) or update(rows, actor)
     model._update(3)
     known = model.replay.arrays()[2]
     for rows in seen:

@@ -21,7 +21,7 @@ outweighs it. Divergences add up along an episode: choose kl by `reference/kl` i
 
 import copy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Reference(Penalty):
         self.rollouts = 0
         self.net = copy.deepcopy(agent.policy)
         if not self.is_start:
-            copy_policy(self.net, _read_policy(agent, config.reference))
+            copy_policy(self.net, _read_policy(agent))
         flat = Flat.of_parameters(self.net.ordered())
         self.learner = TorchUpdate(self.net, flat, config)
 
@@ -93,29 +93,14 @@ def copy_policy(net: ActorCritic, other: ActorCritic) -> None:
     net.load_state_dict(weights, strict=False)
 
 
-def _read_policy(agent: "PPO", path: str) -> ActorCritic:
+def _read_policy(agent: "PPO") -> ActorCritic:
     """The network of a file; a ValueError where it is not like the agent's own."""
-    config = agent.config
-    make = type(agent)
-
-    def build(settings: dict[str, Any]) -> Any:
-        # The reference needs nothing that its own training needed.
-        plain = {"reference": "", "kl": 0.0, "overlap": False}
-        config = make.Config(**settings | plain)
-        return make(agent.envs, config, seed=agent.seed, device=str(agent.device))
-
-    try:
-        reference, _ = make._from_file(path, build, "this environment")
-    except OSError as error:
-        raise ValueError(
-            f"agent.reference={path} cannot be read ({error.strerror or error}); give a file that "
-            "`python -m runners.export` wrote, or agent.reference=start with init_from=RUN"
-        ) from None
+    reference = agent.read_reference(agent, overlap=False)
     for name in NETWORK_SETTINGS:
         theirs = getattr(reference.config, name)
-        if theirs != getattr(config, name):
-            raise ValueError(
-                f"agent.reference={path} was trained with agent.{name}={theirs}, this agent has "
-                f"{getattr(config, name)}; give both the same"
-            )
+        agent.config.refuse_if(
+            theirs != getattr(agent.config, name),
+            f"agent.reference={{reference}} was trained with agent.{name}={theirs}, this agent has {{{name}}}; give "
+            "both the same",
+        )
     return reference.policy
