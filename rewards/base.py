@@ -48,8 +48,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from envs.transitions import Transitions
+from envs.transitions import Transitions, put
 from envs.types import Memory
+from lodestar.mappings import map_values, take_rows
 from lodestar.settings import Settings, check_config, setting
 from lodestar.state import Stateful, restore, state_of
 
@@ -206,6 +207,8 @@ class Reward(ABC):
     recalls: ClassVar[str] = ""
     # With a memory: what every episode's first state scores, if one constant.
     starts_at: ClassVar[float | None] = None
+    # Size of the guide vector that the policy gets, see `rewards.adapters.guided`.
+    guides: int = 0
     # Config changes that make it meaningless, for the control run.
     control: ClassVar[dict[str, Any] | None] = None
 
@@ -338,10 +341,8 @@ def one_row(batch: Transitions) -> Transitions:
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
     """A copy of `memory` whose rows in `mask` (N,) come from `other`."""
-    merged = {}
-    for key, value in memory.items():
-        merged[key] = value.copy()
-        merged[key][mask] = other[key][mask]
+    merged = map_values(np.copy, memory)
+    put(merged, mask, take_rows(other, mask))
     return merged
 
 
@@ -529,8 +530,7 @@ def values_of(scored: Any) -> np.ndarray:
 
 
 def _has_state(value: Any) -> bool:
-    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return stateful or isinstance(value, np.random.Generator)
+    return hasattr(value, "load_state_dict") or isinstance(value, np.random.Generator)
 
 
 @contextmanager

@@ -15,16 +15,17 @@ import math
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.transitions import Transitions, concatenate, index_obs, map_obs
+from envs.transitions import Transitions, concatenate, index_obs, map_obs, put
 from envs.types import MODALITIES, MODALITY_FIELDS, OBS_MODALITIES, Memory
-from lodestar.mappings import take_rows
+from lodestar.mappings import map_values, take_rows
 from rewards.base import Reward, RewardConfig, Scored
 
 ALL_FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
@@ -510,7 +511,7 @@ def _kind(value: object) -> str:
 
 
 def _is_finite_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
+    return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
 
 
 def close(one: np.ndarray, two: np.ndarray) -> bool:
@@ -519,17 +520,23 @@ def close(one: np.ndarray, two: np.ndarray) -> bool:
 
 
 def is_equal(one: Any, two: Any) -> bool:
-    """Equal to the last bit, through any nesting of dicts, sequences, arrays and tensors."""
-    if isinstance(one, Mapping):
-        return isinstance(two, Mapping) and set(one) == set(two) and all(is_equal(one[key], two[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(is_equal, one, two))
-    if isinstance(one, torch.Tensor):
-        one = one.detach().cpu().numpy()
-        two = two.detach().cpu().numpy()
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.inexact))
-    return bool(one == two)
+    """Equal to the last bit, NaN to NaN, through any nesting of dicts, sequences, arrays and tensors."""
+    try:
+        np.testing.assert_equal(_as_arrays(one), _as_arrays(two))
+    except AssertionError:
+        return False
+    return True
+
+
+def _as_arrays(tree: Any) -> Any:
+    """A nested state with arrays in place of tensors."""
+    if isinstance(tree, Mapping):
+        return map_values(_as_arrays, tree)
+    if isinstance(tree, (list, tuple)):
+        return list(map(_as_arrays, tree))
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().cpu().numpy()
+    return tree
 
 
 def process_settings() -> dict[str, Any]:
@@ -558,18 +565,12 @@ def another_process(kind: type[Reward]) -> Iterator[None]:
             return hash(value)
         return hash(("elsewhere", value))
 
-    modules = []
-    for name in {cls.__module__ for cls in kind.__mro__} - {"builtins"}:
-        names = vars(sys.modules[name])
-        if "hash" not in names:
-            modules.append(names)
-    for names in modules:
-        names["hash"] = hash_elsewhere
-    try:
+    with ExitStack() as patches:
+        for name in {cls.__module__ for cls in kind.__mro__} - {"builtins"}:
+            module = sys.modules[name]
+            if not hasattr(module, "hash"):
+                patches.enter_context(mock.patch.object(module, "hash", hash_elsewhere, create=True))
         yield
-    finally:
-        for names in modules:
-            del names["hash"]
 
 
 def generator_states() -> list[Any]:
@@ -630,8 +631,10 @@ def random_rollout(
             modalities[name] = x[1:]
         if f"obs_{name}" in requires:
             modalities[f"obs_{name}"] = x[:-1]
+    obs = map_obs(lambda x: x[:-1].copy(), states)
+    put(obs, step == 0, index_obs(starts, step == 0))
     return Transitions(
-        obs=_select_rows(step == 0, starts, map_obs(lambda x: x[:-1], states)),
+        obs=obs,
         action=_sample(action_space, steps, envs, seed),
         reward=rng.normal(size=(steps, envs)).astype(np.float32),
         next_obs=map_obs(lambda x: x[1:], states),
@@ -652,10 +655,3 @@ def _sample(space: gym.Space, steps: int, envs: int, seed: int) -> Any:
 def _exchange_rows(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields (T, N, ...) with their rows exchanged: each has its neighbour's of the step before."""
     return {name: map_obs(lambda x: np.roll(x, (1, 1), (0, 1)), value) for name, value in fields.items()}
-
-
-def _select_rows(mask: np.ndarray, one: Any, other: Any) -> Any:
-    """`one` in the rows of `mask` (steps, envs), `other` elsewhere; dicts entry by entry."""
-    if isinstance(one, dict):
-        return {key: _select_rows(mask, one[key], other[key]) for key in one}
-    return np.where(mask.reshape(*mask.shape, *[1] * (one.ndim - 2)), one, other)

@@ -129,56 +129,43 @@ class Gate(Pair):
         return memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
-        """What the gate lets through at each row (N,), and the memory; rows that ended keep theirs, for the caller."""
-        (of, by), memories = self._score_sides(batch, memory)
-        passed, sums = self._let_through(of, by, batch.ended, memory)
-        return passed, sums | memories
+        passed, memory = self.scan(batch[None], memory)
+        return passed[0], memory
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """As `score`, along a rollout (T, N): each side scores it at once."""
-        (of, by), memories = self._score_sides(batch, memory)
-        passed = np.zeros(batch.shape, np.float32)
-        sums = {key: memory[key] for key in ("sum", "outcome", "steps")}
-        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            row, after = self._let_through(of[t], by[t], ended, sums)
-            passed[t] = np.where(valid, row, 0)
-            for key, value in after.items():
-                sums[key] = np.where(ended, 0, np.where(valid, value, sums[key]))
-        return passed, sums | memories
-
-    def _score_sides(self, batch: Transitions, memory: Memory) -> tuple[list[np.ndarray], Memory]:
-        """Scores of the batch's shape by `of` and `by`, and the memory of both."""
+        """What the gate lets through at each row of a rollout (T, N), and the memory after it."""
+        config = self.config
         scores = []
-        memories: dict[str, np.ndarray] = {}
-        for side, reward in zip(self.config.sides, self.both):
+        after: dict[str, np.ndarray] = {}
+        for side, reward in zip(config.sides, self.both):
             prefix = f"{side}."
-            # A side without a memory rates flat rows, at once for a rollout.
             side_memory = {key.removeprefix(prefix): memory[key] for key in memory if key.startswith(prefix)}
-            if not side_memory:
-                scored = reward.score(batch.flatten())
-            elif len(batch.shape) == 2:
+            # A side without a memory rates flat rows.
+            if side_memory:
                 scored, side_memory = reward.scan(batch, side_memory)
             else:
-                scored, side_memory = reward.score(batch, side_memory)
+                scored = reward.score(batch.flatten())
             scores.append(values_of(scored).reshape(batch.shape))
-            memories |= _with_prefix(side, side_memory)
-        return scores, memories
-
-    def _let_through(
-        self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory
-    ) -> tuple[np.ndarray, Memory]:
-        """One step (N,) of the gate, given what both sides earned at it; what passes, and the sums."""
-        total = memory["sum"] + r
-        outcome = memory["outcome"] + by
-        steps = memory["steps"] + 1
-        is_open = outcome >= self.config.at
-        if self.config.mode == "renorm":
-            passed = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
-        elif self.config.mode == "latched":
-            passed = np.where(is_open, r, 0)
-        else:
-            passed = np.where(is_open, total * ended, 0)
-        return passed.astype(np.float32), {"sum": total, "outcome": outcome, "steps": steps}
+            after |= _with_prefix(side, side_memory)
+        passed = np.zeros(batch.shape, np.float32)
+        total = memory["sum"]
+        outcome = memory["outcome"]
+        steps = memory["steps"]
+        for t, (of, by, valid, ended) in enumerate(zip(*scores, batch.valid, batch.ended)):
+            # What the episode has earned by now, by either side, where the row is a transition.
+            total = total + np.where(valid, of, 0)
+            outcome = outcome + np.where(valid, by, 0)
+            steps = steps + valid
+            is_open = outcome >= config.at
+            if config.mode == "renorm":
+                row = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
+            elif config.mode == "latched":
+                row = np.where(is_open, of, 0)
+            else:
+                row = np.where(is_open, total * ended, 0)
+            passed[t] = np.where(valid, row, 0)
+            total, outcome, steps = (np.where(ended, 0, x) for x in (total, outcome, steps))
+        return passed, {"sum": total, "outcome": outcome, "steps": steps} | after
 
     def update(self, batch: Transitions) -> dict[str, float]:
         metrics: dict[str, float] = {}

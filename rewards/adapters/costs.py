@@ -10,24 +10,22 @@ import gymnasium as gym
 
 from envs.transitions import Transitions
 from envs.types import Options
-from rewards.adapters.driver import EpisodeTracker, TrackedEnv
+from rewards.adapters.driver import EpisodeTracker, TrackedEnv, modality_options
 from rewards.mix.mix import Mix, Stream
+
+
+def cost_modalities(mix: Mix) -> Options:
+    """What streams with a limit read beside observations, as arguments of `envs.make.make`."""
+    streams = limited_streams(mix)
+    options = modality_options(streams)
+    if any("frame" in stream.requires for stream in streams.values()):
+        options["frame_size"] = mix.frame_size
+    return options
 
 
 def limited_streams(mix: Mix) -> dict[str, Stream]:
     """The streams of a mix that have a limit, by name."""
     return {name: mix.streams[name] for name in mix.limits}
-
-
-def cost_modalities(mix: Mix) -> Options:
-    """What they read beside observations, as arguments of `envs.make.make`."""
-    fields: set[str] = set()
-    for stream in limited_streams(mix).values():
-        fields |= stream.requires
-    options: Options = {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
-    if "frame" in fields:
-        options["frame_size"] = mix.frame_size
-    return options
 
 
 class Costs(TrackedEnv):

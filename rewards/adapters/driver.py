@@ -11,7 +11,7 @@ from gymnasium.utils import RecordConstructorArgs
 from envs.observations import fits
 from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions
-from envs.types import Memory
+from envs.types import Memory, Options
 from lodestar.state import Stateful
 from rewards.base import Reward, merge_memory
 from rewards.mix.mix import Mix, Stream, add_parts, refuse_missing
@@ -37,9 +37,13 @@ class EpisodeTracker(Stateful):
                 memories[name] = memory
         return memories
 
-    def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `modalities` come with their first observations."""
-        self.require(modalities)
+    def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> np.ndarray:
+        """Episodes begin, in all environments or those of `mask`: which, bool (N,).
+
+        `modalities` come with their first observations; a ValueError if one that is read is missing, at the first reset
+        and not an hour later.
+        """
+        refuse_missing(self.sources, modalities, self.frame_size)
         if mask is None:
             mask = np.ones(self.n, bool)
         mask = np.asarray(mask, bool)
@@ -47,10 +51,15 @@ class EpisodeTracker(Stateful):
         # Memories of the environments that go on stay as they are.
         initial = self._initial_memories()
         self.memory = {name: merge_memory(memory, initial[name], mask) for name, memory in self.memory.items()}
+        return mask
 
-    def require(self, modalities: Mapping[str, Any]) -> None:
-        """Refuse missing frames, texts or signals (ValueError) at the first reset, not an hour later."""
-        refuse_missing(self.sources, modalities, self.frame_size)
+
+def modality_options(sources: Mapping[str, Stream | Reward]) -> Options:
+    """Texts and signals that these read, as arguments of `envs.make.make`, such as {"signals": True}."""
+    fields: set[str] = set()
+    for source in sources.values():
+        fields |= source.requires
+    return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
 
 
 class TrackedEnv(gym.Wrapper, RecordConstructorArgs):

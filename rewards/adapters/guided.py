@@ -32,25 +32,21 @@ from gymnasium.vector.utils import batch_space
 
 import rewards
 from envs.steps import from_vector_step, modalities_of
-from envs.transitions import Transitions
-from envs.types import Obs
-from rewards.adapters.driver import EpisodeTracker, TrackedEnv
+from envs.transitions import Transitions, reset_mode
+from envs.types import Obs, Options
+from rewards.adapters.driver import EpisodeTracker, TrackedEnv, modality_options
 from rewards.base import merge_memory
 from rewards.mix.mix import Mix
 
 
 def guides(mix: Mix) -> dict[str, Any]:
     """The rewards of a mix that guide the policy, by name; most mixes have none."""
-    # `guides` is an attribute of few rewards.
-    return {name: stream.reward for name, stream in mix.streams.items() if getattr(stream.reward, "guides", 0) > 0}
+    return {name: stream.reward for name, stream in mix.streams.items() if stream.reward.guides}
 
 
-def guide_modalities(mix: Mix) -> dict[str, bool]:
-    """Modalities that they read, as arguments of `envs.make.make`, such as {"signals": True}."""
-    fields: set[str] = set()
-    for reward in guides(mix).values():
-        fields |= reward.requires
-    return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
+def guide_modalities(mix: Mix) -> Options:
+    """Modalities that they read, as arguments of `envs.make.make`."""
+    return modality_options(guides(mix))
 
 
 def add_guides(env: Any, mix: Mix) -> Any:
@@ -104,15 +100,13 @@ class _GuideTracker(EpisodeTracker):
         # Number of the running episode in each environment; the first `begin` makes it the environment's own.
         self.episode = np.arange(n) - 1
 
-    def begin(self, modalities: Mapping[str, Any], mask: np.ndarray | None = None) -> None:
-        super().begin(modalities, mask)
-        if mask is None:
-            mask = np.ones(self.n, bool)
-        mask = np.asarray(mask, bool)
+    def begin(self, modalities: Mapping[str, Any], mask: np.ndarray | None = None) -> np.ndarray:
+        mask = super().begin(modalities, mask)
         self.episode = self.episode + mask
         for name, reward in self.sources.items():
             if hasattr(reward, "begin"):
                 self.memory[name] = reward.begin(self.memory[name], modalities, mask)
+        return mask
 
     def observe(self, batch: Transitions) -> None:
         """One step, (N,); rows that are no transitions change nothing."""
@@ -155,12 +149,9 @@ class Guided(VectorWrapper, RecordConstructorArgs):
     """A vector, SAME_STEP or NEXT_STEP, with guide vectors appended to observations, which hold until the next step."""
 
     def __init__(self, env: VectorEnv, mix: Mix) -> None:
-        mode = env.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-            raise ValueError(f'{env} declares metadata["autoreset_mode"]={mode!r}; guides need SAME_STEP or NEXT_STEP')
+        self.autoreset_mode = reset_mode(env)
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix)
         super().__init__(env)
-        self.autoreset_mode = mode
         self.single_observation_space = guided_space(env.single_observation_space, mix)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
         self.tracker = _GuideTracker(mix, env.num_envs)

@@ -52,8 +52,12 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(add_modalities(env, mix))
         self.driver = Driver(mix, 1, update_every)
-        space, self._read = make_reader(env, mix)
-        self._reads_obs, self._reads_action = fits_arrays(mix, space, env.action_space)
+        space, read = make_reader(env, mix)
+        reads_obs, self._reads_action = fits_arrays(mix, space, env.action_space)
+        # A copy of an observation, as rewards read it; None if none does.
+        self._read: Read = read or copy.deepcopy
+        if not reads_obs:
+            self._read = lambda obs: None
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -61,13 +65,13 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         if MASK in info:
             self.env, info = with_method(self.env, info)
         self.driver.begin(modalities_of_one(info))
-        self._obs = self._copy_obs(obs)
+        self._obs = self._read(obs)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         refuse_result(reward, terminated, truncated)
-        after = self._copy_obs(next_obs)
+        after = self._read(next_obs)
         if not self._reads_action:
             action = None
         step = (self._obs, action, float(reward), after, terminated, truncated, info)
@@ -77,14 +81,6 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
             info[f"reward/{name}"] = float(raw[0])
         self._obs = after
         return next_obs, float(total[0]), terminated, truncated, info
-
-    def _copy_obs(self, obs: Any) -> Any:
-        """A copy of an observation, as rewards read it; None if none does."""
-        if not self._reads_obs:
-            return None
-        if self._read is None:
-            return copy.deepcopy(obs)
-        return self._read(obs)
 
 
 class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):

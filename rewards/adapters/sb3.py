@@ -33,7 +33,7 @@ from envs.types import MASK, MODALITIES, MODALITY_FIELDS, Obs
 from lodestar.state import Stateful
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
-from rewards.mix.mix import Mix
+from rewards.mix.mix import Mix, refuse_missing
 
 CRITIC_EPOCHS = 4  # of a side critic, in each rollout
 CRITIC_BATCH_ROWS = 256
@@ -100,19 +100,18 @@ class RewardCallback(BaseCallback):
         super().__init__()
         mix.only_sums("a model of Stable-Baselines3")
         self.mix = mix
-        self.tracker: EpisodeTracker | None = None  # made for the model's environments
+        self.tracker: Any = None  # an EpisodeTracker, made for the model's environments
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
         # What no reward reads is dropped from the transitions that a rollout keeps.
-        modalities = set(MODALITY_FIELDS)
-        self._unread = dict.fromkeys(sorted(modalities - mix.requires))
+        self._unread = dict.fromkeys(set(MODALITY_FIELDS) - mix.requires)
         self._chunk = Chunk(0)
         self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
 
     def _init_callback(self) -> None:
         n = self.training_env.num_envs
         if self.tracker is None:
-            self.tracker = self._track(n)
+            self.tracker = EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
         model: Any = self.model
         for name, stream in self.mix.streams.items():
             if stream.reward.config.episodic is False and name not in self.critics:
@@ -120,14 +119,10 @@ class RewardCallback(BaseCallback):
         self._inner = innermost_vec_env(self.training_env)
         self._chunk = Chunk(model.rollout_buffer.buffer_size)
 
-    def _track(self, n: int) -> EpisodeTracker:
-        return EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
-
     def _on_training_start(self) -> None:
-        assert self.tracker is not None
         if not self.tracker.cursor.modalities:
             modalities = modalities_in(self._inner.reset_infos)
-            self.tracker.require(modalities)
+            refuse_missing(self.mix.streams, modalities, self.mix.frame_size)
             self.tracker.cursor.begin(modalities)
 
     def _on_rollout_start(self) -> None:
@@ -140,7 +135,6 @@ class RewardCallback(BaseCallback):
         # In place, as SB3 stores this array, and adds its bootstrap value to it.
         if rewards is not new["rewards"]:
             new["rewards"][:] = rewards
-        assert self.tracker is not None
         # MaskablePPO has no actions to clip.
         actions = new.get("clipped_actions", new["actions"])
         step = (actions, rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
@@ -153,7 +147,6 @@ class RewardCallback(BaseCallback):
         buffer = self.model.rollout_buffer  # type: ignore[attr-defined]
         (self.batch,) = self._chunk.take()
         batch = self.mix.embed(self.batch)
-        assert self.tracker is not None
         raw, self.tracker.memory = self.mix.score(batch, self.tracker.memory)
         length, n = batch.shape
         # The schedules' clock at each row, (T, 1).
@@ -197,7 +190,8 @@ class RewardCallback(BaseCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; side critics need the callback to be attached to its model (`init_callback`) before."""
-        self.tracker = self._track(len(state["cursor"]["step"]))
+        n = len(state["cursor"]["step"])
+        self.tracker = EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
         self.tracker.load_state_dict(state)
         for name, critic in self.critics.items():
             critic.load_state_dict(state["critics"][name])
@@ -212,7 +206,7 @@ def _refuse_step(steps: np.ndarray, obs: Any, action: Any, reward: Any, next_obs
 
 
 def non_episodic_advantages(
-    rewards: np.ndarray, values: np.ndarray, gamma: float, gae_lambda: float, valid: np.ndarray | None = None
+    rewards: np.ndarray, values: np.ndarray, gamma: float, gae_lambda: float, valid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation that ignores where episodes end: advantages and returns, both (T, N).
 
@@ -223,8 +217,7 @@ def non_episodic_advantages(
     running = np.zeros(errors.shape[1])
     for t in reversed(range(len(errors))):
         running = errors[t] + gamma * gae_lambda * running
-        if valid is not None:
-            running = np.where(valid[t], running, 0.0)
+        running = np.where(valid[t], running, 0.0)
         advantages[t] = running
     return advantages, advantages + values[:-1]
 
@@ -357,7 +350,7 @@ class _Relabelling(_Base):
         self.metrics: dict[str, float] = {}
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)
         self._fresh = 0  # rows since the last update
-        self._pending: list[tuple[int, Transitions]] = []
+        self._pending: list[Transitions] = []  # the newest rows, whose columns are yet to be made
         self._reads_modalities = any(name in mix.requires for name in MODALITIES)
         self._venv: Any = None
 
@@ -390,7 +383,7 @@ class _Relabelling(_Base):
             self.columns[MASK][pos] = masks
         super().add(obs, next_obs, action, reward, done, infos)
         if self.mix.keeps:
-            self._pending.append((pos, self._read_step(pos, lost, done, infos)))
+            self._pending.append(self._read_step(pos, lost, done, infos))
             if len(self._pending) >= self.MAX_PENDING_STEPS or lost.any():
                 self.flush()
         if lost.any() and not is_first_row:
@@ -438,14 +431,17 @@ class _Relabelling(_Base):
         """Let the mix keep what it needs of the pending transitions, in time order."""
         if not self._pending:
             return
-        positions, batches = map(list, zip(*self._pending))
-        batch = stack(batches)
-        columns, self.tracker.memory = self.mix.keep(batch, self.tracker.memory)
+        positions = self._pending_rows()
+        columns, self.tracker.memory = self.mix.keep(stack(self._pending), self.tracker.memory)
         self._pending = []
         for key, value in columns.items():
             if key not in self.columns:
                 self.columns[key] = self._empty_column(value)
             self.columns[key][positions] = value
+
+    def _pending_rows(self) -> list[int]:
+        """Where the pending transitions lie in the buffer."""
+        return [row % self.buffer_size for row in range(self.pos - len(self._pending), self.pos)]
 
     def _empty_column(self, like: np.ndarray) -> np.ndarray:
         """Zeros for the whole buffer, of the row shape and type of a column's first values."""
@@ -492,11 +488,9 @@ class _Relabelling(_Base):
         """Beyond SB3's arrays. What is pending stays so: embedded with other neighbours it would differ in its last
         bit.
         """
-        pending: dict[str, Any] = {"rows": [], "batch": None}
+        pending: dict[str, Any] = {"rows": self._pending_rows(), "batch": None}
         if self._pending:
-            rows, batches = map(list, zip(*self._pending))
-            pending["rows"] = rows
-            pending["batch"] = vars(stack(batches))
+            pending["batch"] = vars(stack(self._pending))
         filled = self.buffer_size if self.full else self.pos
         columns = {key: value[:filled] for key, value in self.columns.items()}
         return {
@@ -523,8 +517,7 @@ class _Relabelling(_Base):
         pending = state.get("pending")
         if pending and pending["rows"]:
             batch = Transitions(**pending["batch"])
-            for index, row in enumerate(pending["rows"]):
-                self._pending.append((int(row), batch[index]))
+            self._pending = [batch[index] for index in range(batch.shape[0])]
 
 
 class RelabelCallback(BaseCallback):

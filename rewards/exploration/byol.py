@@ -28,6 +28,7 @@ from torch.nn.utils import skip_init
 
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.mappings import map_values
 from lodestar.settings import setting
 from rewards.base import RewardConfig, valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -72,12 +73,12 @@ class BYOL(Episodic, Learned):
     def initial_memory(self, n: int) -> Memory:
         # The belief of the observation before and the action that followed it; open loops that are 1 to K - 1 steps
         # long, and how many of these there are.
-        memory = {}
-        memory["belief"] = np.zeros((n, self.width), np.float32)
-        memory["action"] = np.zeros((n, self.actions.size), np.float32)
-        memory["open"] = np.zeros((n, self.config.horizon - 1, self.width), np.float32)
-        memory["held"] = np.zeros(n, np.int64)
-        return memory
+        return {
+            "belief": np.zeros((n, self.width), np.float32),
+            "action": np.zeros((n, self.actions.size), np.float32),
+            "open": np.zeros((n, self.config.horizon - 1, self.width), np.float32),
+            "held": np.zeros(n, np.int64),
+        }
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         flat = batch.flatten()
@@ -86,7 +87,7 @@ class BYOL(Episodic, Learned):
         action = self.actions(flat.action)
         links = Links(batch.valid, batch.ended)
         with torch.no_grad():
-            paths, after = self.loops(code, action, links, self.tensors(memory))
+            paths, after = self.loops(code, action, links, map_values(self.tensor, memory))
         errors = np.zeros(paths.exist.shape, np.float32)
         # A step may be nothing but resets: then there is no prediction.
         if paths.exist.any():
@@ -96,9 +97,6 @@ class BYOL(Episodic, Learned):
         mean = errors.sum(axis=0) / count
         memory = {name: value.cpu().numpy() for name, value in after.items()}
         return mean.reshape(batch.shape), memory
-
-    def tensors(self, memory: Memory) -> MemoryTensors:
-        return {name: self.tensor(value) for name, value in memory.items()}
 
     def error(self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor) -> Tensor:
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
@@ -136,7 +134,7 @@ class BYOL(Episodic, Learned):
         code = self.in_pieces(self.encoder, x)
         links = Links(batch.valid, batch.ended)
         with torch.no_grad():
-            empty = self.tensors(self.initial_memory(envs))
+            empty = map_values(self.tensor, self.initial_memory(envs))
             _, entering_belief, entering_action = self.loops.beliefs(code, action, links, empty)
 
         def cut(value: Tensor) -> Tensor:
@@ -159,7 +157,7 @@ class BYOL(Episodic, Learned):
         valid = valid_columns.T.cpu().numpy()
         ended = ended_columns.T.cpu().numpy()
         links = Links(valid, ended)
-        memory = self.tensors(self.initial_memory(len(first_belief)))
+        memory = map_values(self.tensor, self.initial_memory(len(first_belief)))
         memory["belief"] = first_belief
         memory["action"] = first_action
         with torch.no_grad():

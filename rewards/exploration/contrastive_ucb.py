@@ -176,25 +176,22 @@ class Covariance(Stateful):
 
     def keep(self, rows: np.ndarray, rng: np.random.Generator) -> None:
         """Let rows (N, W) into the sample, each with the chance that all of them so far have."""
-        new = len(rows)
-        places = np.arange(self.seen, self.seen + new)
-        self.since += new
-        self.seen += new
+        number = self.seen + np.arange(len(rows))
+        self.since += len(rows)
+        self.seen += len(rows)
         if not self.capacity:
             return
-        filled = len(self.kept)
-        if filled < self.capacity:
-            # The room is made once, and again after a state was loaded.
-            if self.kept.base is not self.room:
-                self.room = np.empty((self.capacity, rows.shape[1]), np.float32)
-                self.room[:filled] = self.kept.reshape(filled, rows.shape[1])
-            self.kept = self.room[: filled + new]
-            self.kept[filled:] = rows[: self.capacity - filled]
+        # The room is made once, and again after a state was loaded.
+        if self.kept.base is not self.room:
+            self.room = np.empty((self.capacity, rows.shape[1]), np.float32)
+            self.room[: len(self.kept)] = self.kept.reshape(-1, rows.shape[1])
         # Algorithm R: row number i replaces a random one of the sample with probability capacity / (i + 1).
-        is_late = places >= self.capacity
-        drawn = rng.integers(0, places[is_late] + 1)
-        is_inside = drawn < self.capacity
-        self.kept[drawn[is_inside]] = rows[is_late][is_inside]
+        place = number.copy()
+        is_late = number >= self.capacity
+        place[is_late] = rng.integers(0, number[is_late] + 1)
+        is_inside = place < self.capacity
+        self.room[place[is_inside]] = rows[is_inside]
+        self.kept = self.room[: self.seen]
 
     def recompute(self, phi: np.ndarray) -> None:
         """Replace the sum by that of features (M, D) of a sample, which stands for all rows seen."""

@@ -9,12 +9,11 @@ Fails when: something is unpredictable: its error never ends, and the agent stay
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from envs.transitions import Transitions
-from envs.types import Memory, Obs
+from envs.types import Obs
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig, Net
@@ -49,9 +48,6 @@ class Forward(Learned):
         hidden = self.config.hidden
         self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)
         self.train_on(self.model)
-
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         return self.code(batch.obs), self.actions(batch.action), self.code(batch.next_obs)

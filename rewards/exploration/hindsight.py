@@ -69,8 +69,6 @@ class Hindsight(Forward):
         generator_inputs = given + self.width + config.noise
         self.generator_net = self.head(generator_inputs, hidden, hidden, config.chance, gain=0.1)
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
-        self.outcome_to_z: torch.nn.Module | None = None
-        self.z_to_outcome: torch.nn.Module | None = None
         if config.skip:
             self.outcome_to_z = self.head(self.width, config.chance, gain=1.0)
             self.z_to_outcome = self.head(config.chance, self.width, gain=1.0)
@@ -84,7 +82,7 @@ class Hindsight(Forward):
     def trained_networks(self) -> list[torch.nn.Module]:
         """What the reward's optimiser moves; the critic has its own."""
         networks: list[torch.nn.Module] = [self.generator_net, self.reconstructor]
-        if self.outcome_to_z is not None and self.z_to_outcome is not None:
+        if self.config.skip:
             networks += [self.outcome_to_z, self.z_to_outcome]
         return networks
 
@@ -106,14 +104,14 @@ class Hindsight(Forward):
             epsilon = torch.from_numpy(noise).to(given.device)
         inputs = torch.cat([given, after, epsilon], dim=1)
         before_tanh = self.generator_net(inputs)
-        if self.outcome_to_z is not None:
+        if self.config.skip:
             before_tanh = before_tanh + self.outcome_to_z(after)
         return torch.tanh(before_tanh)
 
     def predict_outcome(self, given: Tensor, z: Tensor) -> Tensor:
         """The outcome (N, width) that follows once chance is known."""
         prediction = self.reconstructor(torch.cat([given, z], dim=1))
-        if self.z_to_outcome is not None:
+        if self.config.skip:
             prediction = prediction + self.z_to_outcome(z)
         return prediction
 

@@ -9,11 +9,8 @@ with it. See `hindsight`.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from envs.transitions import Transitions
-from envs.types import Memory
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
@@ -38,9 +35,6 @@ class ICM(InverseDynamics):
         config = self.config
         self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
         self.train_on(self.encoder, self.prediction, self.forward_model)
-
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, action, after = columns

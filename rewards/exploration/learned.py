@@ -14,6 +14,7 @@ observation space stand in for the running statistics, where papers step the env
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -26,7 +27,7 @@ from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils import skip_init
 
 from envs.transitions import Transitions
-from envs.types import Array, Obs
+from envs.types import Array, Memory, Obs
 from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd, compute_once, valid_rows
@@ -82,6 +83,9 @@ class Learned(Reward):
     Config: ClassVar[type[RewardConfig]] = LearnedConfig
     learns = True  # False where only the whitening moves
     tape: Any = None  # a method (tape, *columns) that writes down `loss`, see `rewards.exploration.compiled`
+    error: Any = None  # a method (*columns) that gives the rewards (N,) of rows, where `score` is not overridden
+    optimizer: Any = None  # a `Flat` of the parameters `trained`, once there is something to train
+    trained: Sequence[nn.Parameter] = ()
 
     def build(self) -> None:
         config = self.config
@@ -99,10 +103,9 @@ class Learned(Reward):
     @property
     def work_done(self) -> int:
         """A measure of the time spent on learning: minibatches times weights, or numbers embedded without optimiser."""
-        optimizer: Flat | None = getattr(self, "optimizer", None)
-        if optimizer is None:
+        if self.optimizer is None:
             return self.statistics.count * self.config.features
-        return int(optimizer.steps) * len(optimizer.value)
+        return int(self.optimizer.steps) * len(self.optimizer.value)
 
     @property
     def compiles(self) -> bool:
@@ -126,10 +129,11 @@ class Learned(Reward):
         return layers.to(self.device)
 
     def train_on(self, *modules: nn.Module) -> None:
-        self.trained: list[nn.Parameter] = []
-        for module in modules:
-            self.trained += module.parameters()
+        self.trained = list(nn.ModuleList(modules).parameters())
         self.optimizer = Flat.of_parameters(self.trained, epsilon=1e-8)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
@@ -159,26 +163,26 @@ class Learned(Reward):
             self.actions(batch.action)
         statistics = self.statistics
 
-        def sharing_key() -> tuple[Any, ...]:
-            return "watch", self.layout.key, statistics.count, statistics.key
+        def updated() -> RunningMeanStd:
+            after = copy.copy(statistics)
+            rows = self.rows(batch.next_obs)
+            # The update computes in float64, which pieces keep small.
+            for start in range(0, len(rows), MAX_PIECE_ROWS):
+                after.update(rows[start : start + MAX_PIECE_ROWS])
+            return after
 
-        after = compute_once(batch.next_obs, sharing_key, lambda: self.updated_statistics(self.rows(batch.next_obs)))
-        statistics.mean, statistics.var, statistics.count = after
-
-    def updated_statistics(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Mean, variance and count that the statistics would have after rows (N, size); they stay unchanged."""
-        after = copy.copy(self.statistics)
-        # The update computes in float64, which pieces keep small.
-        for start in range(0, len(rows), MAX_PIECE_ROWS):
-            after.update(rows[start : start + MAX_PIECE_ROWS])
-        return after.mean, after.var, after.count
+        after = compute_once(
+            batch.next_obs, lambda: ("watch", self.layout.key, statistics.count, statistics.key), updated
+        )
+        # What is shared is only read, so each reward keeps a copy.
+        self.statistics = copy.copy(after)
 
     def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
         """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
         compiled = None
         if self.compiles:
             compiled = self.compiled.kernel("loss", "descend", "fit")
-        sums: dict[str, Any] = {}
+        sums: Any = Counter()
         count = 0
         for _ in range(self.config.epochs):
             epoch_columns = self.epoch(columns)
@@ -186,21 +190,17 @@ class Learned(Reward):
             if compiled:
                 parts = list(map(self.split_rows, minibatches))
                 if parts:
-                    _add_losses(sums, self.compiled.epoch(compiled, epoch_columns, parts))
+                    sums.update(self.compiled.epoch(compiled, epoch_columns, parts))
                 count += len(parts)
                 continue
             # Minibatches are drawn one by one, as a loss may draw from the same generator between them.
             for rows in minibatches:
-                _add_losses(sums, self._learn_minibatch(epoch_columns, rows))
+                index = self.tensor(rows)
+                losses = self.loss(*(column.index_select(0, index) for column in epoch_columns))
+                self.descend(sum(losses.values()))
+                sums.update({name: value.detach() for name, value in losses.items()})
                 count += 1
         return {name: float(value) / count for name, value in sums.items()}
-
-    def _learn_minibatch(self, columns: tuple[Tensor, ...], rows: np.ndarray) -> dict[str, Tensor]:
-        """One step of the optimiser on these rows; their losses, detached."""
-        index = self.tensor(rows)
-        losses = self.loss(*(column.index_select(0, index) for column in columns))
-        self.descend(sum(losses.values()))
-        return {name: value.detach() for name, value in losses.items()}
 
     def minibatches(self, n: int) -> Iterator[np.ndarray]:
         """The rows of each minibatch of one pass over n, drawn as they are asked for."""
@@ -242,11 +242,11 @@ class Learned(Reward):
     def inputs(self, obs: Obs) -> Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
         rows = self.rows(obs)
-
-        def sharing_key() -> tuple[Any, ...]:
-            return "whitened", self.layout.key, self.config.normalize_obs, self.device, self.statistics.key
-
-        return compute_once(rows, sharing_key, lambda: self.whiten(rows))
+        return compute_once(
+            rows,
+            lambda: ("whitened", self.layout.key, self.config.normalize_obs, self.device, self.statistics.key),
+            lambda: self.whiten(rows),
+        )
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL_COLUMNS) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
@@ -344,9 +344,13 @@ class Net(nn.Module):
         self.shapes = list(layout.images.values())
         # How many columns of a row are its vectors, and how many each of its images.
         self.split = [layout.vector, *map(math.prod, self.shapes)]
-        trunks = [_convolutions(channels, generator) for channels, _, _ in self.shapes]
-        self.trunks = nn.ModuleList(trunks)
-        inputs = layout.vector + sum(map(_convolution_outputs, self.shapes))
+        self.trunks = nn.ModuleList()
+        inputs = layout.vector
+        for shape in self.shapes:
+            trunk = _convolutions(shape[0], generator)
+            # Numbers that leave the convolutions for an image.
+            inputs += trunk(torch.zeros(1, *shape)).numel()
+            self.trunks.append(trunk)
         self.dense = dense_layers(inputs, widths, generator)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -360,14 +364,6 @@ class Net(nn.Module):
             return self.dense(x)
         first = narrow_linear(self.dense[0], x, self.layout.used)
         return self.dense[1:](first)
-
-
-def _add_losses(sums: dict[str, Any], losses: dict[str, Any]) -> None:
-    for name, value in losses.items():
-        if name in sums:
-            sums[name] = value + sums[name]
-        else:
-            sums[name] = value
 
 
 def dense_layers(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
@@ -413,16 +409,6 @@ def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequent
             nn.init.orthogonal_(module.weight, math.sqrt(2), generator=generator)
             nn.init.zeros_(cast(Tensor, module.bias))
     return layers
-
-
-def _convolution_outputs(shape: tuple[int, int, int]) -> int:
-    """Numbers that leave the convolutions for an image (C, H, W)."""
-    _, height, width = shape
-    for _, size, stride in CONVOLUTIONS:
-        height = (height - size) // stride + 1
-        width = (width - size) // stride + 1
-    filters, _, _ = CONVOLUTIONS[-1]
-    return filters * height * width
 
 
 class ActionCode:
@@ -475,12 +461,7 @@ class ActionCode:
     def _scale(self, action: np.ndarray) -> np.ndarray:
         """Actions (N, A) of a Box, from its bounds to [-1, 1]."""
         code = (action.astype(np.float32) - self.middle) / self.half
-        if not np.isfinite(code).all():
-            row, column = np.argwhere(~np.isfinite(code))[0]
-            raise FloatingPointError(
-                f"reward {self.reward} was given an action with {action[row, column]} at place {column} (row {row} "
-                "of the batch); nothing has been learnt from it, fix the agent"
-            )
+        refuse_rows(code, self.reward, "an action", "the agent")
         return code
 
     def _one_hot(self, action: np.ndarray) -> np.ndarray:
@@ -545,14 +526,14 @@ def obs_entry(obs: Obs, key: str) -> Array:
     return obs if key == WHOLE_OBS else obs[key]
 
 
-def refuse_rows(x: np.ndarray, reward: str) -> None:
-    """Raise FloatingPointError, naming the reward, if an observation among rows (N, D) is not finite."""
+def refuse_rows(x: np.ndarray, reward: str, what: str = "an observation", source: str = "the environment") -> None:
+    """Raise FloatingPointError, naming the reward, if one of these rows (N, D) is not finite."""
     # The sum is the cheaper test; it is not finite either where finite numbers overflow it.
     if not math.isfinite(x.sum()) and not np.isfinite(x).all():
         row, column = np.argwhere(~np.isfinite(x))[0]
         raise FloatingPointError(
-            f"reward {reward} was given an observation with {x[row, column]} at place {column} "
-            f"(row {row} of the batch); nothing has been learnt from it, fix the environment"
+            f"reward {reward} was given {what} with {x[row, column]} at place {column} "
+            f"(row {row} of the batch); nothing has been learnt from it, fix {source}"
         )
 
 
@@ -626,9 +607,8 @@ class Layout:
             case gym.spaces.Box():
                 low = box.low
                 high = box.high
-        low_row = self._rows(low[None], box)
-        high_row = self._rows(high[None], box)
-        return low_row[0], high_row[0]
+        low_row, high_row = self._rows(np.stack([low, high]), box)
+        return low_row, high_row
 
     def _rows(self, values: Array, box: gym.Space) -> np.ndarray:
         values = np.asarray(values)

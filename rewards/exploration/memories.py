@@ -128,11 +128,7 @@ def values_at_both(function: Callable[[Obs], np.ndarray], batch: Transitions) ->
     """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...)."""
     after = function(batch.flatten().next_obs)
     after = after.reshape(*batch.shape, *after.shape[1:])
-
-    def values_of_rows(rows: np.ndarray) -> np.ndarray:
-        return function(index_obs(batch.obs, rows))
-
-    return values_at_obs(batch, after, values_of_rows), after
+    return values_at_obs(batch, after, lambda rows: function(index_obs(batch.obs, rows))), after
 
 
 class CountMemory(EpisodeMemory):
@@ -331,7 +327,10 @@ class NeighbourMemory(EpisodeMemory):
         squares_in_piece = self.distances(x, x)
         squares_in_ring[~in_ring] = np.inf
         squares_in_piece[~in_piece] = np.inf
-        squares = np.concatenate([squares_in_ring, squares_in_piece], axis=2)
+        # Neighbours that are missing are infinitely far.
+        missing = np.full((*valid.shape, self.k), np.inf)
+        squares = np.concatenate([squares_in_ring, squares_in_piece, missing], axis=2)
+        nearest = np.partition(squares, self.k - 1, axis=2)[:, :, : self.k]
         # The new ring is that of the last episode, without the writes that are overwritten within this piece.
         ring = ring.copy()
         ring[last_episode > 0] = 0
@@ -341,14 +340,4 @@ class NeighbourMemory(EpisodeMemory):
         stays = is_current & (number >= filled[:, None] - self.capacity)
         envs, times = np.nonzero(stays)
         ring[envs, number[envs, times] % self.capacity] = x[envs, times]
-        return self.k_smallest(squares), {"ring": ring, "filled": filled}
-
-    def k_smallest(self, squares: np.ndarray) -> np.ndarray:
-        """The k smallest of (N, T, S) along the last axis, ascending, filled up with infinity."""
-        missing = self.k - squares.shape[2]
-        if missing > 0:
-            padding = ((0, 0), (0, 0), (0, missing))
-            squares = np.pad(squares, padding, constant_values=np.inf)
-        elif missing < 0:
-            squares = np.partition(squares, self.k - 1, axis=2)[:, :, : self.k]
-        return np.sort(squares, axis=2)
+        return np.sort(nearest, axis=2), {"ring": ring, "filled": filled}

@@ -13,12 +13,11 @@ learns everything before the agent has found the task.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
 from envs.transitions import Transitions
-from envs.types import Memory, Obs
+from envs.types import Obs
 from lodestar.settings import setting
 from rewards.base import RewardConfig
 from rewards.exploration.compiled.tape import Tape, Units
@@ -50,9 +49,6 @@ class RND(Learned):
         hidden_layers = [config.hidden] * config.depth
         self.predictor = self.net(*hidden_layers, config.features)
         self.train_on(self.predictor)
-
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.in_pieces(self.error, *self.pair(batch.next_obs)).cpu().numpy()
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         return self.pair(batch.next_obs)

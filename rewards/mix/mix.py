@@ -15,7 +15,7 @@ import copy
 import functools
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,27 +70,16 @@ class Mix:
                 f"reward.{name}.limit={self.limits[name].limit:g} leaves nothing to learn beside a cost; name a reward "
                 "without a limit as well, as in reward=[task,signal] reward.signal.limit=0.1"
             )
-        # Constant weights are read once, the others at each call of `weights`.
-        self._first_weights = {stream.name: stream.weight(0) for stream in streams}
-        self._varying = [stream for stream in streams if stream.weight_varies]
         # A replay has to keep something of these streams, or it could not score a transition later.
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or not self.requires.isdisjoint(MODALITIES)
         self._metrics = MixMetrics()
         self._is_readable = False  # whether a batch was seen that has what the rewards read
         self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where a log shows them
+        # What replaces rewards that are NaN or infinite, the task's and the learned ones; agents read it, too.
         self.on_nan = OnNan()
-
-    @property
-    def on_nan(self) -> OnNan:
-        """What replaces rewards that are NaN or infinite, the task's and the learned ones; agents read it, too."""
-        return self._on_nan
-
-    @on_nan.setter
-    def on_nan(self, value: OnNan) -> None:
-        self._on_nan = value
-        for stream in self.streams.values():
-            stream.on_nan = value
+        for stream in streams:
+            stream.on_nan = self.on_nan
 
     @property
     def is_task(self) -> bool:
@@ -195,10 +184,10 @@ class Mix:
                 columns[name] = getattr(batch, name)
         memory = dict(memory)
         for stream in self._lasting:
-            if stream.relabelable and stream.reward.recalls:
+            if stream.relabelable:
                 key = stream.reward.recalls
                 columns[key], memory[stream.name] = stream.reward.recall(batch, memory[stream.name])
-            elif not stream.relabelable:
+            else:
                 columns[f"score/{stream.name}"], after = stream.score(batch, memory.get(stream.name))
                 if stream.has_memory:
                     memory[stream.name] = after
@@ -224,9 +213,7 @@ class Mix:
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
-        weights = dict(self._first_weights)
-        for stream in self._varying:
-            weights[stream.name] = stream.weight(timesteps)
+        weights = {name: stream.weight(timesteps) for name, stream in self.streams.items()}
         if not self.limits:
             return weights
         # However large multipliers become, rewards stay of the size of the task's or of the cost.
@@ -422,13 +409,11 @@ class Stream(Stateful):
             raise ValueError(f"reward.{name}.{error}") from None
         self.limit: Limit | None = None
         if config.limit is not None:
-            refuse_limit(name, reward, learns=bool(list(optimizers_of(reward))))
+            refuse_limit(name, reward, learns=bool(optimizers_of(reward)))
             self.limit = Limit(name, config.limit, config.limit_per, config.limit_rate, config.limit_start)
             self.weight = self.limit
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED_WEIGHT  # by the agent, which moves `weight.start`
-        is_constant = isinstance(self.weight, Schedule) and self.weight.kind == "constant"
-        self.weight_varies = self.learned or not is_constant
         self.warmup = config.warmup
         self.freeze = config.freeze
         # A scale that moves on would undo what the weight learns.
@@ -443,8 +428,7 @@ class Stream(Stateful):
         self.relabelable = reward.relabelable and (not self.has_memory or bool(reward.recalls))
         self.episodic = config.episodic
         if self.episodic is None:
-            crosses_resets = reward.role == "bonus" and not self.has_memory and config.credit != "min"
-            self.episodic = not crosses_resets
+            self.episodic = reward.role != "bonus" or self.has_memory or config.credit == "min"
         if self.average:
             self._check_average()
         self.scale = make_scale(config.scale, self.gamma, self.episodic)
@@ -662,17 +646,17 @@ class GuardedUpdates(Stateful):
         self.restored = 0
         self._skipped_in_a_row = 0
         self._finite_updates = 0
-        # Weights and state of each optimiser; a resumed run takes its first copy at its first finite update.
-        self._good_copy: list[tuple[list[torch.Tensor], dict[str, Any]]] | None = None
+        # Weights, and the state of each optimiser; a resumed run takes its first copy at its first finite update.
+        self._good_copy: tuple[list[torch.Tensor], list[dict[str, Any]]] | None = None
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        optimizers = list(optimizers_of(self.reward))
-        if optimizers and self._good_copy is None and _all_finite(optimizers):
+        optimizers = optimizers_of(self.reward)
+        if optimizers and self._good_copy is None and all(map(is_finite, _weights(optimizers))):
             self._copy_weights(optimizers)
         metrics = self.reward.update(batch)
         if not optimizers or not metrics:
             return metrics
-        weights_spoilt = not _all_finite(optimizers)
+        weights_spoilt = not all(map(is_finite, _weights(optimizers)))
         losses_finite = all(math.isfinite(value) for key, value in metrics.items() if "loss" in key)
         if weights_spoilt or not losses_finite:
             self.skipped += 1
@@ -689,37 +673,33 @@ class GuardedUpdates(Stateful):
         return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
 
     def _copy_weights(self, optimizers: list[Any]) -> None:
-        self._good_copy = []
-        for optimizer in optimizers:
-            weights = [parameter.detach().clone() for parameter in _weights(optimizer)]
-            self._good_copy.append((weights, copy.deepcopy(optimizer.state_dict())))
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        self._good_copy = copy.deepcopy((_weights(optimizers), states))
 
     def _restore_weights(self, optimizers: list[Any]) -> None:
         self.restored += 1
         self._skipped_in_a_row = 0
-        for optimizer, (weights, state) in zip(optimizers, self._good_copy or ()):
-            with torch.no_grad():
-                for parameter, good in zip(_weights(optimizer), weights):
-                    parameter.copy_(good)
-            optimizer.load_state_dict(copy.deepcopy(state))
+        if self._good_copy is None:
+            return
+        good_weights, states = copy.deepcopy(self._good_copy)
+        for weights, good in zip(_weights(optimizers), good_weights):
+            weights.copy_(good)
+        for optimizer, state in zip(optimizers, states):
+            optimizer.load_state_dict(state)
 
 
-def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
-    if isinstance(optimizer, Flat):
-        return [optimizer.value]
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _all_finite(optimizers: list[Any]) -> bool:
-    for optimizer in optimizers:
-        for parameter in _weights(optimizer):
-            if not is_finite(parameter.detach()):
-                return False
-    return True
-
-
-def optimizers_of(reward: Reward) -> Iterator[Any]:
+def optimizers_of(reward: Reward) -> list[Any]:
     """What moves the weights of a reward that learns."""
-    for value in vars(reward).values():
-        if isinstance(value, Flat | torch.optim.Optimizer):
-            yield value
+    return [value for value in vars(reward).values() if isinstance(value, Flat | torch.optim.Optimizer)]
+
+
+def _weights(optimizers: list[Any]) -> list[torch.Tensor]:
+    """All weights that optimisers move, apart from their gradients; a write into one is a write into the network."""
+    weights = []
+    for optimizer in optimizers:
+        if isinstance(optimizer, Flat):
+            weights.append(optimizer.value)
+            continue
+        for group in optimizer.param_groups:
+            weights += group["params"]
+    return [part.detach() for part in weights]

@@ -26,7 +26,7 @@ from envs.datasets.recordings import RecordedEnvs, read_recordings
 from envs.family import OTHER, family_of
 from envs.make import goals, make, make_vec
 from envs.masks import has_mask, sizes
-from envs.transitions import OnNan, Transitions
+from envs.transitions import Transitions
 from lodestar.memory import memory, refuse_beyond
 from runners.run import checkpoint
 from runners.run.config import RECORDING, TrainConfig, UsageError, from_dict, read
@@ -108,7 +108,7 @@ def build(
         if mix is None:
             gamma = config.agent.gamma
             mix = make_mix(config.reward, *spaces, gamma=gamma, seed=config.seed, device=device)
-            mix.on_nan = OnNan(config.on_nan)
+            mix.on_nan.what = config.on_nan
             introduce_task(mix, config)
         venv: VectorEnv | VecEnv
         if agent.driver == RECORDING:

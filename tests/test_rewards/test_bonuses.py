@@ -32,7 +32,7 @@ def build(name, space, actions, options=None):
 
 def draws(reward):
     """Whether it draws something when it is built; counts do not."""
-    return hasattr(reward, "optimizer") or hasattr(reward, "encoder") or hasattr(reward, "waves")
+    return not {"optimizer", "encoder", "waves"}.isdisjoint(vars(reward))
 
 
 def reads_through_layers(name):

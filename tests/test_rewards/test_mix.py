@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 import rewards
-from envs.transitions import OnNan, Transitions
+from envs.transitions import Transitions
 from envs.types import Scorer
 from lodestar.settings import Schedule
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
@@ -244,7 +244,7 @@ def test_a_reward_that_is_not_finite_is_named_with_its_place():
 
 def test_replaced_rewards_are_counted_where_they_are_replaced():
     batch, lenient, strict = rollout([[1.0, np.nan]]), mix(), mix()
-    lenient.on_nan = OnNan("zero")
+    lenient.on_nan.what = "zero"
     raw, _ = lenient.score(batch)
     assert raw["height"].tolist() == [[1, 0]]
     assert lenient.update(batch, raw)["reward/nan"] == 1

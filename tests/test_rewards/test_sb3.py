@@ -82,7 +82,7 @@ def test_a_run_that_has_seen_no_reward_does_not_drift():
 
 def test_non_episodic_advantages_by_hand():
     rewards_, values = np.array([[1.0], [2.0]]), np.array([[0.5], [0.25], [4.0]])
-    advantages, returns = non_episodic_advantages(rewards_, values, gamma=0.5, gae_lambda=0.5)
+    advantages, returns = non_episodic_advantages(rewards_, values, 0.5, 0.5, np.ones((2, 1), bool))
     last = 2 + 0.5 * 4 - 0.25
     first = 1 + 0.5 * 0.25 - 0.5 + 0.25 * last
     assert advantages[:, 0].tolist() == pytest.approx([first, last])

@@ -269,9 +269,17 @@ class Compiled:
         layers = getattr(function, "dense", None)  # of a `Net`
         if layers is not None:
             return self._layer_outputs(function, layers, columns)
-        if function == getattr(self.reward, "error", None):
-            return self._errors(columns)
-        return None
+        if function != self.reward.error:
+            return None
+        compiled = self.kernel("error")
+        if compiled is None:
+            return None
+        if "error" not in self.programs:
+            program = self._write_tape(columns).program(losses=1)
+            # A place of -1 asks for the errors of the last loss instead of units.
+            self.programs["error"] = [(*program, Units(-1, 1))]
+        value = self.reward.optimizer.value
+        return _outputs(compiled, self.programs["error"], value, columns)[0, :, 0]
 
     def _layer_outputs(self, net: Any, layers: Any, columns: Sequence[Tensor]) -> Tensor | None:
         """The outputs (N, D) of dense layers; None where they are not compiled, or only some columns are given."""
@@ -279,33 +287,20 @@ class Compiled:
         if compiled is None or columns[0].shape[1] != layers[0].in_features:
             return None
         if net not in self.programs:
-            self.programs[net] = self._layer_program(layers)
-        ops, shares, outputs, learnt = self.programs[net]
+            places = _parameter_places(self.reward.trained)
+            learnt = layers[0].weight.data_ptr() in places
+            # Weights that the reward does not learn are a vector of their own.
+            if not learnt:
+                places = _parameter_places(layers.parameters())
+            tape = Tape(places)
+            outputs = tape.net(layers, tape.column(0, layers[0].in_features))
+            self.programs[net] = learnt, [(*tape.program(), outputs)]
+        learnt, programs = self.programs[net]
         if learnt:
             value = self.reward.optimizer.value
         else:
             value = nn.utils.parameters_to_vector(layers.parameters()).detach()
-        n = len(columns[0])
-        out = np.empty((n, outputs.n), np.float32)
-        arrays = _three_arrays(columns)
-        compiled.rates(ops, shares, value.numpy(), arrays, outputs.start, out)
-        return torch.from_numpy(out)
-
-    def _errors(self, columns: Sequence[Tensor]) -> Tensor | None:
-        """The errors (N,) of the first loss; None where they are not compiled."""
-        compiled = self.kernel("error")
-        if compiled is None:
-            return None
-        if "error" not in self.programs:
-            self.programs["error"] = self._write_tape(columns).program(losses=1)
-        ops, shares = self.programs["error"]
-        value = self.reward.optimizer.value
-        n = len(columns[0])
-        out = np.empty((n, 1), np.float32)
-        arrays = _three_arrays(columns)
-        # A place of -1 asks for the errors of the last loss instead of units.
-        compiled.rates(ops, shares, value.numpy(), arrays, -1, out)
-        return torch.from_numpy(out[:, 0])
+        return _outputs(compiled, programs, value, columns)[0]
 
     def members(self, heads: Any, rows: Tensor) -> Tensor | None:
         """What networks side by side, whose `heads.tape` writes down that of a part, make of rows: (K, N, D)."""
@@ -313,15 +308,14 @@ class Compiled:
         if compiled is None:
             return None
         if "members" not in self.programs:
-            self.programs["members"] = self._member_programs(heads, rows.shape[1])
-        programs = self.programs["members"]
-        value = self.reward.optimizer.value.numpy()
-        columns = _three_arrays([rows])
-        _, _, outputs = programs[0]
-        out = np.empty((len(programs), len(rows), outputs.n), np.float32)
-        for member, (ops, shares, outputs) in zip(out, programs):
-            compiled.rates(ops, shares, value, columns, outputs.start, member)
-        return torch.from_numpy(out)
+            places = _parameter_places(self.reward.trained)
+            programs = []
+            for member in range(len(heads.weights[0])):
+                tape = Tape(places, member)
+                outputs = heads.tape(tape, tape.column(0, rows.shape[1]))
+                programs.append((*tape.program(), outputs))
+            self.programs["members"] = programs
+        return _outputs(compiled, self.programs["members"], self.reward.optimizer.value, [rows])
 
     def _write_tape(self, columns: Sequence[Tensor], part: int = 0) -> Tape:
         """The reward's own tape, of columns as wide as these."""
@@ -343,25 +337,17 @@ class Compiled:
         # Every part has the same losses.
         return np.concatenate(ops), np.concatenate(shares), tape.names
 
-    def _member_programs(self, heads: Any, width: int) -> list[tuple[np.ndarray, np.ndarray, Units]]:
-        """Of each member: its operations, their shares, and its outputs."""
-        places = _parameter_places(self.reward.trained)
-        programs = []
-        for member in range(len(heads.weights[0])):
-            tape = Tape(places, member)
-            outputs = heads.tape(tape, tape.column(0, width))
-            programs.append((*tape.program(), outputs))
-        return programs
 
-    def _layer_program(self, layers: Any) -> tuple[np.ndarray, np.ndarray, Units, bool]:
-        """Operations and shares of dense layers, their outputs, and whether the reward learns their weights."""
-        places = _parameter_places(getattr(self.reward, "trained", ()))
-        learnt = layers[0].weight.data_ptr() in places
-        if not learnt:
-            places = _parameter_places(layers.parameters())
-        tape = Tape(places)
-        outputs = tape.net(layers, tape.column(0, layers[0].in_features))
-        return (*tape.program(), outputs, learnt)
+def _outputs(
+    compiled: Any, programs: list[tuple[np.ndarray, np.ndarray, Units]], value: Tensor, columns: Sequence[Tensor]
+) -> Tensor:
+    """What programs of one shape make of columns, (programs, N, D): their operations, shares and outputs."""
+    _, _, outputs = programs[0]
+    out = np.empty((len(programs), len(columns[0]), outputs.n), np.float32)
+    arrays = _three_arrays(columns)
+    for part, (ops, shares, outputs) in zip(out, programs):
+        compiled.rates(ops, shares, value.numpy(), arrays, outputs.start, part)
+    return torch.from_numpy(out)
 
 
 def _parameter_places(parameters: Iterable[Tensor]) -> dict[int, int]:
