@@ -112,7 +112,7 @@ class Shuffled(PPO):
     def _set_up(self) -> None:
         super()._set_up()
         if self.config.imitate:
-            shuffled = ShuffledImitation.for_agent(self)
+            shuffled = ShuffledImitation(self)
             self.extensions.imitation = shuffled
             self.extras = [shuffled]
 

@@ -158,7 +158,7 @@ class PPO(BaseAgent):
         """The extensions of a seam that the settings ask for."""
         made = []
         for name, kind in extension_classes(seam, self.config, self.streams):
-            extension = kind.for_agent(self)
+            extension = kind(self)
             setattr(self.extensions, name, extension)
             if isinstance(extension, Stateful):
                 self.also_saved[name] = f"extensions.{name}"

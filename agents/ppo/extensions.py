@@ -203,7 +203,7 @@ class Extension(NamedTuple):
     seam: str
     # Of its attribute in `PPO.extensions`, and of its part of a saved state.
     name: str
-    # module:Class below `agents.ppo.plugins`, whose `for_agent` makes it.
+    # module:Class below `agents.ppo.plugins`, which is made with the agent; a learner as the default is.
     target: str
 
 

@@ -1,5 +1,7 @@
 """Streams without a discount: differential values of chains one can compute by hand, ends, resume, refusals."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -45,8 +47,12 @@ def estimate(estimator, rewards_, values, last=None, terminated=(), truncated=()
     return estimator(inputs).ravel()
 
 
+def make_estimator(streams):
+    return AverageEstimator(SimpleNamespace(config=PPOConfig(), streams=streams, metrics={}))
+
+
 def one_stream():
-    return AverageEstimator({"task": Stream(True)}, {})
+    return make_estimator({"task": Stream(True)})
 
 
 def test_the_advantages_of_a_chain_by_hand():
@@ -79,8 +85,8 @@ def test_a_termination_is_a_step_to_the_next_start_and_a_time_limit_is_bootstrap
 
 
 def test_the_means_count_the_first_rollouts_equally_and_then_a_tenth():
-    metrics = {}
-    estimator = AverageEstimator({"task": Stream(True)}, metrics)
+    estimator = make_estimator({"task": Stream(True)})
+    metrics = estimator.metrics
     for mean in range(10):
         estimate(estimator, [mean, mean], [2, 2, 5])
     assert metrics == pytest.approx({"train/average_reward_task": 4.5})
@@ -93,7 +99,7 @@ def test_other_streams_are_estimated_as_without_it():
     ones = np.ones((3, 1, 2), np.float32)
     values = np.zeros((4, 1, 2), np.float32)
     no = np.zeros((3, 1), bool)
-    estimator = AverageEstimator({"task": Stream(False), "rnd": Stream(True)}, {})
+    estimator = make_estimator({"task": Stream(False), "rnd": Stream(True)})
     inputs = GAEInputs(ones, values, ones, no, no, ~no, np.float32([0.5, 1]), 1.0, np.array([True, False]))
     got = estimator(inputs)
     assert got[:, 0, 0] == pytest.approx([1.75, 1.5, 1])

@@ -1,5 +1,7 @@
 """Streams balanced by their policy gradients: values by hand, what is refused, and that a run continues exactly."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,17 @@ def test_what_a_gradient_has_against_another_is_taken_away():
 
 
 def make_balance(method="min_norm", only=(), streams=("task", "clip", "rnd")):
-    return Balance(PPOConfig(balance=method, balance_only=list(only)), streams)
+    config = PPOConfig(balance=method, balance_only=list(only))
+    return Balance(SimpleNamespace(config=config, streams=dict.fromkeys(streams)))
+
+
+def combine(balance, gradients, advantages, weights, valid):
+    transitions = SimpleNamespace(valid=valid)
+    seen = np.ones(advantages.shape[-1], bool)
+    scored = SimpleNamespace(
+        gradients=gradients, advantages=advantages, weights=weights, seen=seen, transitions=transitions
+    )
+    return balance.combine(scored)
 
 
 def rollout(scale=1.0, weight=1.0):
@@ -61,8 +73,8 @@ def test_a_negative_weight_asks_for_the_opposite(method):
     turned = dict(pulls, clip=-pulls["clip"]), advantage * np.float32([1, -1, 1]), weights, valid
     expected = make_balance(method, only=["task", "clip"])
     negative = make_balance(method, only=["task", "clip"])
-    total = negative(pulls, advantage, weights * np.float32([1, -1, 1]), valid)
-    np.testing.assert_allclose(total, expected(*turned), rtol=1e-5)
+    total = combine(negative, pulls, advantage, weights * np.float32([1, -1, 1]), valid)
+    np.testing.assert_allclose(total, combine(expected, *turned), rtol=1e-5)
     assert negative.shares.min() > 0
     assert negative.shares == pytest.approx(expected.shares)
 
@@ -70,7 +82,7 @@ def test_a_negative_weight_asks_for_the_opposite(method):
 def test_the_scale_of_a_reward_does_not_matter_and_others_are_added_by_their_weights():
     one, other = (make_balance(only=["task", "clip"]) for _ in range(2))
     pulls, advantage, weights, valid = rollout()
-    total, large = one(pulls, advantage, weights, valid), other(*rollout(scale=100.0))
+    total, large = combine(one, pulls, advantage, weights, valid), combine(other, *rollout(scale=100.0))
     # The shares are halves, so factors are as 1 to 1 / sqrt(1.25), and as large as a sum with the factors 1 and 1.
     factors = np.array([1, 0.8**0.5]) * np.sqrt(2 / 1.8)
     np.testing.assert_allclose(total, advantage @ np.float32([*factors, 0.5]), rtol=1e-4)
@@ -83,21 +95,21 @@ def test_shares_are_averages_over_rollouts():
     balance = make_balance("project", only=["task", "clip"])
     found = project(TWO, np.ones(2))
     for expected in (0.9 * 0.5 + 0.1 * found[0], 0.9 * (0.9 * 0.5 + 0.1 * found[0]) + 0.1 * found[0]):
-        balance(*rollout())
+        combine(balance, *rollout())
         assert balance.metrics["stream/task/share"] == pytest.approx(expected)
 
 
 def test_a_stream_without_a_gradient_is_left_out_until_it_has_one_and_weight_0_removes_a_stream():
     balance = make_balance(only=["task", "clip"])
     pulls, advantage, weights, valid = rollout()
-    total = balance({**pulls, "clip": 1e-4 * pulls["clip"]}, advantage, weights, valid)
+    total = combine(balance, {**pulls, "clip": 1e-4 * pulls["clip"]}, advantage, weights, valid)
     np.testing.assert_allclose(total, advantage @ np.float32([1, 0, 0.5]), rtol=1e-5)
     assert balance.metrics["stream/clip/share"] == 0
-    balance(pulls, advantage, weights, valid)
+    combine(balance, pulls, advantage, weights, valid)
     assert balance.metrics["stream/clip/share"] == pytest.approx(0.5)
-    total = balance(*rollout(weight=0.0))
+    total = combine(balance, *rollout(weight=0.0))
     np.testing.assert_allclose(total, advantage @ np.float32([1, 0, 0.5]), rtol=1e-5)
-    nothing = balance({}, advantage, weights, valid)
+    nothing = combine(balance, {}, advantage, weights, valid)
     np.testing.assert_allclose(nothing, 0.5 * advantage[..., 2], rtol=1e-5)
 
 

@@ -55,39 +55,44 @@ def test_conjugate_gradients_solve_and_give_up_where_the_curvature_turns():
 def made(blend="aligned", streams=("task", "good", "bad"), **options):
     """A blend of two learned weights, and the streams."""
     found = {name: SimpleNamespace(learned=name != "task", weight=SimpleNamespace(start=1.0)) for name in streams}
-    return Blend(PPOConfig(blend=blend, **options), found, 0, torch.device("cpu"))
+    config = PPOConfig(blend=blend, **options)
+    return Blend(SimpleNamespace(config=config, streams=found, seed=0, device=torch.device("cpu")))
 
 
-def one_rollout(reward=1.0):
-    return SimpleNamespace(reward=np.full((3, 2), reward), valid=np.ones((3, 2), bool), ended=np.eye(3, 2, dtype=bool))
+def play_one(blend, gradients, reward=1.0, flat=None):
+    """Let it learn from a rollout with these gradients of the streams."""
+    rollout = SimpleNamespace(
+        reward=np.full((3, 2), reward), valid=np.ones((3, 2), bool), ended=np.eye(3, 2, dtype=bool)
+    )
+    scored = SimpleNamespace(gradients=gradients, collector=SimpleNamespace(rollout=rollout))
+    blend.after_update(SimpleNamespace(flat=flat), scored)
 
 
 def test_weights_follow_the_next_rollouts_task_gradient_and_their_sum_does_not_grow():
-    blend, learner = made(blend_rate=0.2), SimpleNamespace(flat=None)
+    blend = made(blend_rate=0.2)
     first = {"task": torch.tensor([0.0, 1.0]), "good": torch.tensor([2.0, 0.0]), "bad": torch.tensor([-3.0, 0.0])}
-    blend(learner, None, None, first, None, one_rollout())
+    play_one(blend, first)
     assert blend.weights.tolist() == [1, 1]  # the same rollout's gradient is not asked
-    blend(learner, None, None, {"task": torch.tensor([5.0, 0.0])}, None, one_rollout())
+    play_one(blend, {"task": torch.tensor([5.0, 0.0])})
     first_step = 0.2 * 0.1 * 10 / np.sqrt(0.1 * 10**2)  # <g, d> = 10, over its root mean square
     phi = np.log(np.e - 1) + np.array([first_step, -first_step])
     raw = np.log1p(np.exp(phi))
     assert blend.weights == pytest.approx(raw * min(1, 2 / raw.sum())) and blend.weights.sum() <= 2
     before = blend.weights
-    blend(learner, None, None, first, None, one_rollout(reward=0.0))
+    play_one(blend, first, reward=0.0)
     assert (blend.weights == before).all()  # no task reward: nothing is known
     for _ in range(200):
-        blend(learner, None, None, first | {"task": torch.tensor([1.0, 0.0])}, None, one_rollout())
+        play_one(blend, first | {"task": torch.tensor([1.0, 0.0])})
     assert blend.weights == pytest.approx([2.0, 0.0], abs=1e-3)
 
 
 def test_search_keeps_the_better_of_two_windows_and_moves_towards_its_weights():
     blend, flat = made("search", streams=("task", "aux")), Flat(torch.zeros(3))
-    learner = SimpleNamespace(flat=flat)
 
     def play(earned):
         flat.value += 1
         flat.steps += 1
-        blend(learner, None, None, {}, None, one_rollout(earned))
+        play_one(blend, {}, earned, flat)
 
     play(0.0)
     up, down = (np.log1p(np.exp(phi_of(np.ones(1)) + side * SEARCH_STEP)) for side in (1, -1))

@@ -17,8 +17,7 @@ its own; where time ran out the episode's last value stands for what would have 
 Fails when: episodes are the task (their return is what counts), or rho moves faster than its mean follows.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,27 +40,23 @@ class AverageEstimator(Stateful):
 
     saved = ("rewards_mean", "values_mean", "rollouts")
 
-    def __init__(self, streams: Mapping[str, Any], metrics: dict[str, float]) -> None:
-        self.others = CreditEstimator.of_streams(streams)
-        self.names = []
-        self.columns = []
-        for column, (name, stream) in enumerate(streams.items()):
-            if is_average(stream):
-                self.names.append(name)
-                self.columns.append(column)
-        # The agent's metrics, which get the mean rewards.
-        self.metrics = metrics
-        self.rewards_mean = np.zeros(len(self.columns), np.float32)
-        self.values_mean = np.zeros(len(self.columns), np.float32)
-        self.rollouts = 0
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
+    def __init__(self, agent: "PPO") -> None:
         agent.config.refuse_if(
             agent.config.demos,
             "agent.demos={demos} compares values with discounted returns of episodes; leave gamma=average out",
         )
-        return cls(agent.streams, agent.metrics)
+        self.others = CreditEstimator(agent)
+        self.names = []
+        self.columns = []
+        for column, (name, stream) in enumerate(agent.streams.items()):
+            if is_average(stream):
+                self.names.append(name)
+                self.columns.append(column)
+        # The agent's metrics, which get the mean rewards.
+        self.metrics = agent.metrics
+        self.rewards_mean = np.zeros(len(self.columns), np.float32)
+        self.values_mean = np.zeros(len(self.columns), np.float32)
+        self.rollouts = 0
 
     def __call__(self, inputs: GAEInputs) -> np.ndarray:
         """As `agents.ppo.seams.advantages`."""

@@ -23,14 +23,11 @@ to win: a pendulum that should be upright with little torque hangs still (`pytho
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Combiner, ScoredRollout
 
 if TYPE_CHECKING:
@@ -53,9 +50,11 @@ class Balance(Combiner):
     saved = ("shares",)
     needs_gradients = True
 
-    def __init__(self, config: PPOConfig, streams: Sequence[str]) -> None:
+    def __init__(self, agent: "PPO") -> None:
         super().__init__()
-        self.names = config.balance_only or list(streams)
+        config = agent.config
+        streams = list(agent.streams)
+        self.names = config.balance_only or streams
         unknown = [name for name in self.names if name not in streams]
         if unknown:
             raise ValueError(
@@ -70,37 +69,17 @@ class Balance(Combiner):
             )
         self.method = {"min_norm": min_norm, "project": project}.get(config.balance)
         self.needs_gradients = self.method is not None
-        self.columns = [list(streams).index(name) for name in self.names]
+        self.columns = [streams.index(name) for name in self.names]
         even_share = 1 / len(self.names)
         self.shares = np.full(len(self.names), even_share)
 
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent.config, list(agent.streams))
-
     def combine(self, scored: ScoredRollout) -> np.ndarray:
+        advantage = scored.advantages
+        gradients = scored.gradients
         weights = scored.weights * scored.seen
+        valid = scored.transitions.valid
         if self.method is None:
-            return self._add_normalized(scored.advantages, weights, scored.transitions.valid)
-        return self(scored.gradients, scored.advantages, weights, scored.transitions.valid)
-
-    def _add_normalized(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """One advantage (T, N) of those of all streams, (T, N, K), the balanced ones with mean 0 and deviation 1."""
-        advantage = advantage.copy()
-        columns = advantage[..., self.columns]
-        deviation = np.maximum(columns[valid].std(0), MIN_ADVANTAGE_DEVIATION)
-        centred = columns - columns[valid].mean(0)
-        advantage[..., self.columns] = centred / deviation
-        return (advantage * weights).sum(-1)
-
-    def __call__(
-        self,
-        gradients: Mapping[str, Tensor],
-        advantage: np.ndarray,
-        weights: np.ndarray,
-        valid: np.ndarray,
-    ) -> np.ndarray:
-        """One advantage (T, N) of those of all streams, (T, N, K); `gradients` are stream -> (P,)."""
+            return self._add_normalized(advantage, weights, valid)
         deviation = advantage[valid].std(0)[self.columns]
         weight = weights.mean((0, 1))[self.columns]
         # What a negative weight asks for is the opposite gradient, with the size of the weight.
@@ -123,7 +102,6 @@ class Balance(Combiner):
         live_gradients = torch.stack([gradients[self.names[column]] for column in live])
         directions = live_gradients.double().cpu().numpy() * sign[live, None]
         live_shares = self.shares[live]
-        assert self.method is not None
         new_shares = self.method(directions, weight[live])
         mixed = SHARE_MEMORY * live_shares / live_shares.sum() + (1 - SHARE_MEMORY) * new_shares
         self.shares[live] = live_shares.sum() * mixed
@@ -138,6 +116,15 @@ class Balance(Combiner):
         signed = (sign[live] * factors).astype(np.float32)
         columns = [self.columns[column] for column in live]
         return advantage[..., columns] @ signed + others
+
+    def _add_normalized(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """One advantage (T, N) of those of all streams, (T, N, K), the balanced ones with mean 0 and deviation 1."""
+        advantage = advantage.copy()
+        columns = advantage[..., self.columns]
+        deviation = np.maximum(columns[valid].std(0), MIN_ADVANTAGE_DEVIATION)
+        centred = columns - columns[valid].mean(0)
+        advantage[..., self.columns] = centred / deviation
+        return (advantage * weights).sum(-1)
 
 
 def min_norm(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:

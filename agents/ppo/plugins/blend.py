@@ -22,18 +22,16 @@ noise: nothing pulls its weight either way. Costs: `python -m benchmarks reward-
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import stream_gradients
-from agents.ppo.config import PPOConfig
 from agents.ppo.extensions import is_learned
-from agents.ppo.seams import Batch, Extra, ScoredRollout
+from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
-from envs.transitions import Rollout
 from lodestar.numerics.descent import Flat
 
 if TYPE_CHECKING:
@@ -58,9 +56,11 @@ class Blend(Extra):
 
     saved = ("inner", "squares", "directions", "trial", "rng")
 
-    def __init__(self, config: PPOConfig, streams: Mapping[str, Any], seed: int, device: torch.device) -> None:
+    def __init__(self, agent: "PPO") -> None:
+        config = agent.config
+        streams = agent.streams
         self.config = config
-        self.device = device
+        self.device = agent.device
         self.names = list(streams)
         self.learned = {name: stream for name, stream in streams.items() if is_learned(stream)}
         self._check(streams)
@@ -72,7 +72,7 @@ class Blend(Extra):
         self.directions: Tensor | None = None
         # Of search: where it began, its signs, what its windows earned.
         self.trial: dict[str, Any] | None = None
-        self.rng = np.random.default_rng([seed, 3])
+        self.rng = np.random.default_rng([agent.seed, 3])
 
     def _check(self, streams: Mapping[str, Any]) -> None:
         names = list(self.learned)
@@ -88,10 +88,6 @@ class Blend(Extra):
                 f"reward=[task,{other}] reward.task.weight=1"
             )
 
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent.config, agent.streams, agent.seed, agent.device)
-
     @property
     def weights(self) -> np.ndarray:
         """Those of now, (L,)."""
@@ -103,37 +99,22 @@ class Blend(Extra):
         return {f"stream/{name}/weight": float(weight) for name, weight in named_weights}
 
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
-        weights = scored.weights.mean((0, 1)) * scored.seen
         rollout = scored.collector.rollout
-        self(agent.autograd, scored.batch, scored.gradient_rows, scored.gradients, weights, rollout)
-        return self.metrics
-
-    def __call__(
-        self,
-        learner: TorchUpdate,
-        batch: Batch,
-        rows: np.ndarray,
-        gradients: Mapping[str, Tensor],
-        weights: np.ndarray,
-        rollout: Rollout,
-    ) -> None:
-        """After an update, learn from its rollout, on `rows` (sequences) of `batch`; `weights` (K,) are its streams'.
-
-        `gradients` are stream -> its policy gradient (P,) before the update, none of one that has only been zero.
-        """
+        gradients = scored.gradients
         task_rewards = rollout.reward[rollout.valid]
         if self.config.blend == "search":
             episodes = int((rollout.ended & rollout.valid).sum())
-            self._search(learner.flat, float(task_rewards.sum()), episodes)
-            return
+            self._search(agent.flat, float(task_rewards.sum()), episodes)
+            return self.metrics
         if self.directions is not None and "task" in gradients and task_rewards.any():
             self._ascend(self.directions, gradients["task"])
         if self.config.blend == "implicit":
-            self.directions = self._implicit_directions(learner, batch, rows, weights)
+            self.directions = self._implicit_directions(agent.autograd, scored)
         elif gradients:
             zero = torch.zeros_like(next(iter(gradients.values())))
             directions = [gradients.get(name, zero) for name in self.learned]
             self.directions = torch.stack(directions)
+        return self.metrics
 
     def _ascend(self, directions: Tensor, task_gradient: Tensor) -> None:
         """Ascend the inner products of the task's gradient (P,) with where the weights led, (L, P)."""
@@ -151,9 +132,10 @@ class Blend(Extra):
         for stream, weight in zip(self.learned.values(), weights.tolist()):
             stream.weight.start = weight
 
-    def _implicit_directions(self, learner: TorchUpdate, batch: Batch, rows: np.ndarray, weights: np.ndarray) -> Tensor:
+    def _implicit_directions(self, learner: TorchUpdate, scored: ScoredRollout) -> Tensor:
         """Where the inner's end moves to, (L, P), on the rollout that it was trained on, by clipped ratios."""
-        log_prob, old_log_prob, advantage = learner.log_prob_and_advantages(batch, rows)
+        log_prob, old_log_prob, advantage = learner.log_prob_and_advantages(scored.batch, scored.gradient_rows)
+        weights = scored.weights.mean((0, 1)) * scored.seen
         parameters = learner.net.policy_parameters()
         ratio = (log_prob - old_log_prob).exp()
         ratio = ratio.clamp(max=1 + learner.clip_range)

@@ -12,8 +12,8 @@ Source: Cheng et al. 2025 (PURE), arXiv 2504.15275. Differences: their r* is sum
 stream's; `min` itself, with bootstrapped values, is ours.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,16 +30,8 @@ SOFT_MIN_TEMPERATURE = 0.1
 class CreditEstimator:
     """Advantages of streams with a credit each: `sum`, `min` or `soft_min`."""
 
-    def __init__(self, credit: Sequence[str]) -> None:
-        self.credit = credit
-
-    @classmethod
-    def of_streams(cls, streams: Mapping[str, Any]) -> Self:
-        return cls([credit_of(stream) for stream in streams.values()])
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls.of_streams(agent.streams)
+    def __init__(self, agent: "PPO") -> None:
+        self.credit = list(map(credit_of, agent.streams.values()))
 
     def __call__(self, inputs: GAEInputs) -> np.ndarray:
         """As `agents.ppo.seams.advantages`."""

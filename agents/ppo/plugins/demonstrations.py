@@ -18,7 +18,7 @@ Fails when: the demonstrator is bad and its rewards are rare, as V is then too l
 demonstrator saw; rewards that grow with what the agent does (novelty) rate old demonstrations low.
 """
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -62,17 +62,13 @@ class Demonstrations(Extra):
         self.adam = Flat(agent.flat.value)
         self.adam.grad = agent.flat.grad
         self.rng = np.random.default_rng([agent.seed, 5])
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        extra = cls(agent)
-        if agent.config.normalize_obs:
-            agent.obs_statistics.update(extra.vector.astype(np.float64))
+        if config.normalize_obs:
+            agent.obs_statistics.update(self.vector.astype(np.float64))
             agent.show_statistics()
-        rows = np.arange(len(extra.vector))
-        for _ in range(agent.config.demo_start):
-            extra.step(agent.autograd, rows, CLONE_LEARNING_RATE)
-        return extra
+        # The policy begins as a clone.
+        rows = np.arange(len(self.vector))
+        for _ in range(config.demo_start):
+            self.step(agent.autograd, rows, CLONE_LEARNING_RATE)
 
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
         gain = self.gain(agent, scored.timesteps)

@@ -21,14 +21,13 @@ Fails when: the world is random, where luck is imitated; nothing is ever rewarde
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import mask_outputs
-from agents.ppo.config import PPOConfig
 from agents.ppo.extensions import credit_of, is_average
 from agents.ppo.seams import Extra, ScoredRollout
 from agents.ppo.update import TorchUpdate
@@ -72,8 +71,9 @@ class Imitation(Extra):
 
     saved = ("rows", "pending", "recent", "adam", "rng", "_turn")
 
-    def __init__(self, config: PPOConfig, scorer: Any, flat: Flat, gamma: np.ndarray, seed: int) -> None:
-        self.config = config
+    def __init__(self, agent: "PPO") -> None:
+        scorer: Any = agent.scorer
+        self.config = agent.config
         self.scorer = scorer
         self.names = goals(scorer)
         if any(credit_of(scorer.streams[name]) != "sum" for name in self.names):
@@ -82,24 +82,20 @@ class Imitation(Extra):
             raise ValueError("agent.imitate compares discounted returns of episodes; leave gamma=average out")
         streams = list(scorer.streams)
         self.columns = [streams.index(name) for name in self.names]
-        self.gamma = gamma[self.columns]
+        self.gamma = agent.gamma[self.columns]
         # Of the learning rate over PPO's, and Adam with moments of its own.
-        self.rate = Schedule(config.imitate)
-        self.adam = Flat(flat.value)
-        self.adam.grad = flat.grad
+        self.rate = Schedule(self.config.imitate)
+        self.adam = Flat(agent.flat.value)
+        self.adam.grad = agent.flat.grad
         # A tree of (M, ...), episodes one after the other, the oldest first.
         self.rows: Any = None
         # The same of the running episodes, of one environment after another, and its column.
         self.pending: Any = None
         # Returns of the last episodes.
         self.recent: deque[float] = deque(maxlen=MEDIAN_EPISODES)
-        self.rng = np.random.default_rng([seed, 4])
+        self.rng = np.random.default_rng([agent.seed, 4])
         # The row that is scored again next.
         self._turn = 0
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent.config, agent.scorer, agent.flat, agent.gamma, agent.seed)
 
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
         """Take in a rollout (T, N) of the agent, then learn from the buffer; returns tags of the log."""

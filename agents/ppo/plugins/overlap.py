@@ -24,9 +24,9 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from agents.networks.actor_critic import ActorCritic
 from agents.ppo.collector import Collector
@@ -44,18 +44,18 @@ SWITCH_INTERVAL_S = 1e-4
 # What of a collector, and of its rollout, a rollout that waits is.
 COLLECTOR_ARRAYS = ("chosen", "values", "log_prob", "last_values", "starts", "hidden", "masked")
 ROLLOUT_ARRAYS = (
-    *(
-        "obs",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        "valid",
-        "success",
-        "first_step",
-        "finals",
-    ),
-    *("modalities", "final_modalities", "modality_names"),
+    "obs",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "valid",
+    "success",
+    "first_step",
+    "finals",
+    "modalities",
+    "final_modalities",
+    "modality_names",
 )
 WAITING_PLACES = {name: name for name in COLLECTOR_ARRAYS} | {name: f"rollout.{name}" for name in ROLLOUT_ARRAYS}
 
@@ -63,8 +63,8 @@ WAITING_PLACES = {name: name for name in COLLECTOR_ARRAYS} | {name: f"rollout.{n
 class Overlap(RolloutSchedule):
     """The thread of an agent that learns, and the rollout it will learn from; a ValueError where that cannot be."""
 
-    def __init__(self, streams: Mapping[str, Any]) -> None:
-        for name, stream in streams.items():
+    def __init__(self, agent: "PPO") -> None:
+        for name, stream in agent.scorer.streams.items():
             # Only rewards that take part in the environments' steps have these attributes.
             reward: Any = getattr(stream, "reward", None)
             config = getattr(reward, "config", None)
@@ -79,10 +79,6 @@ class Overlap(RolloutSchedule):
         # What `PPO.learn_from` gave for the one before.
         self.callback_locals: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1, "learner", initializer=_step_back)
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent.scorer.streams)
 
     def network_to_train(self, policy: ActorCritic) -> ActorCritic:
         return copy.deepcopy(policy)

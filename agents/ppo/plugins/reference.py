@@ -21,7 +21,7 @@ outweighs it. Divergences add up along an episode: choose kl by `reference/kl` i
 
 import copy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -58,10 +58,6 @@ class Reference(Penalty):
             copy_policy(self.net, _read_policy(agent))
         flat = Flat.of_parameters(self.net.ordered())
         self.learner = TorchUpdate(self.net, flat, config)
-
-    @classmethod
-    def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent)
 
     @staticmethod
     def stream(config: PPOConfig) -> SimpleNamespace:
