@@ -83,22 +83,22 @@ class Dataset:
 def observation_converter(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
     """What makes of one stored observation of `space` one of `env`: the wrappers of it from where those are like it."""
     layers: list[Callable[[Any], Any]] = []
+
+    def convert(obs: Any) -> Any:
+        # Gathered from the outermost wrapper inwards, applied from the innermost outwards.
+        for layer in reversed(layers):
+            obs = layer(obs)
+        return obs
+
     while env is not None:
         if _is_alike(env.observation_space, space):
-            # Gathered from the outermost wrapper inwards, applied from the innermost outwards.
-            return functools.partial(_apply_layers, layers[::-1])
+            return convert
         if isinstance(env, gym.ObservationWrapper):
             layers.append(env.observation)
         if not isinstance(env, gym.Wrapper):
             break
         env = env.env
     return functools.partial(plain_obs, space)
-
-
-def _apply_layers(layers: list[Callable[[Any], Any]], obs: Any) -> Any:
-    for layer in layers:
-        obs = layer(obs)
-    return obs
 
 
 def in_env_types(batch: Transitions, env: gym.Env) -> Transitions:
@@ -338,9 +338,7 @@ def recorded_transitions(path: str, key: str, observation_space: gym.Space, acti
         batch, _ = load(path)
     except FileNotFoundError as error:
         raise ValueError(f"{key}={error}; python -m runners.record writes one") from None
-    batch = batch[batch.valid]
-    if len(batch.step) < MIN_RECORDED_TRANSITIONS:
-        raise ValueError(
-            f"{key}={path} holds {len(batch.step)} transitions; record at least {MIN_RECORDED_TRANSITIONS}"
-        )
+    count = np.count_nonzero(batch.valid)
+    if count < MIN_RECORDED_TRANSITIONS:
+        raise ValueError(f"{key}={path} holds {count} transitions; record at least {MIN_RECORDED_TRANSITIONS}")
     return learnable(batch, observation_space, action_space, "this run", f"{key}={path}")

@@ -9,7 +9,7 @@ there is one, else `next.success`, else `next.done`.
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ END_FEATURES = ("next.terminated", "next.success", "next.done")
 PROGRESS_COLUMNS = ("progress_sparse", "progress", "progress_dense")
 IMAGE_TYPES = ("image", "video")
 OBSERVATION = "observation."
+# Number of an episode, rows of its observations (T + 1,) -> their images, uint8 (T + 1, H, W, 3).
+FrameReader = Callable[[int, np.ndarray], np.ndarray]
 # Name -> (type, shape).
 Features = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -69,22 +71,20 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         # A choice is stored as a vector of one.
         rows["action"] = rows["action"][:, 0]
 
-    adders = []
+    readers: list[FrameReader] = []
     for name in cameras:
-        cells = None
-        videos: dict[int, tuple[Path, int]] = {}
         if name in cameras_in_rows:
             cells = [cell for table in tables for cell in table[name].to_pylist()]
+            readers.append(functools.partial(_frames_in_rows, frame_size, cells))
         else:
             videos = _video_places(folder, name, info["fps"])
-        adders.append(functools.partial(_with_frames, frame_size, cells, videos))
-    add_frames = functools.partial(_with_all_frames, adders)
+            readers.append(functools.partial(_frames_in_videos, frame_size, videos))
     boxes = {name.removeprefix(OBSERVATION): _box(rows[name]) for name in observations}
     observation_space: spaces.Space = spaces.Dict(boxes)
     if len(boxes) == 1:
         observation_space = boxes.popitem()[1]
     return Dataset(
-        functools.partial(_episodes, rows, observations, end, add_frames),
+        functools.partial(_episodes, rows, observations, end, readers),
         observation_space,
         _box(rows["action"]),
         about={"dataset": folder.name, "tasks": _tasks(folder)},
@@ -153,7 +153,7 @@ def _episodes(
     rows: dict[str, np.ndarray],
     observations: list[str],
     end: str,
-    add_frames: Callable[[StoredEpisode, int, np.ndarray], StoredEpisode],
+    readers: list[FrameReader],
 ) -> Iterator[StoredEpisode]:
     order = np.lexsort((rows["frame_index"], rows["episode_index"]))
     numbers, starts = np.unique(rows["episode_index"][order], return_index=True)
@@ -179,32 +179,18 @@ def _episodes(
         if "next.reward" in rows:
             reward = rows["next.reward"][action_rows]
         action = rows["action"][action_rows]
-        episode = StoredEpisode(obs, action, reward, terminated[:steps], truncated)
-        yield add_frames(episode, int(number), obs_rows)
+        frame = None
+        if readers:
+            # The images of all cameras side by side.
+            frame = np.concatenate([read(int(number), obs_rows) for read in readers], 2)
+        yield StoredEpisode(obs, action, reward, terminated[:steps], truncated, frame)
 
 
-def _with_all_frames(
-    adders: Sequence[Callable[..., StoredEpisode]], episode: StoredEpisode, number: int, obs_rows: np.ndarray
-) -> StoredEpisode:
-    """An episode with the images of all cameras side by side; without where there is no camera."""
-    if not adders:
-        return episode
-    frames: list[Any] = [add_frames(episode, number, obs_rows).frame for add_frames in adders]
-    return episode._replace(frame=np.concatenate(frames, 2))
+def _frames_in_rows(size: int, cells: list[Any], number: int, obs_rows: np.ndarray) -> np.ndarray:
+    return np.stack([_decode_image(cells[row], size) for row in obs_rows])
 
 
-def _with_frames(
-    size: int,
-    cells: list[Any] | None,
-    videos: dict[int, tuple[Path, int]],
-    episode: StoredEpisode,
-    number: int,
-    obs_rows: np.ndarray,
-) -> StoredEpisode:
-    """An episode with the images that its observations have in rows, or in its video."""
-    if cells is not None:
-        images = np.stack([_decode_image(cells[row], size) for row in obs_rows])
-        return episode._replace(frame=images)
+def _frames_in_videos(size: int, videos: dict[int, tuple[Path, int]], number: int, obs_rows: np.ndarray) -> np.ndarray:
     path, first = videos.get(number, (Path(f"of episode {number}"), 0))
     # An episode that ended for good shows its last row twice, but its video has it once.
     count = len(np.unique(obs_rows))
@@ -213,7 +199,7 @@ def _with_frames(
         images = _read_video(path, size)[first : first + count]
     if len(images) < count:
         raise ValueError(f"the video {path} has {len(images)} of the {count} images of episode {number}")
-    return episode._replace(frame=images[np.minimum(np.arange(len(obs_rows)), count - 1)])
+    return images[np.minimum(np.arange(len(obs_rows)), count - 1)]
 
 
 def _column(folder: Path, tables: list[Any], name: str, shape: tuple[int, ...]) -> np.ndarray:

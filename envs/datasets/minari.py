@@ -90,8 +90,10 @@ def _options(spec: EnvSpec) -> dict[str, Any]:
     """What it is made with otherwise than it is registered, as far as that is plain data."""
     registered = registry.get(spec.id)
     defaults = {} if registered is None else registered.kwargs
-    given = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
-    options = {key: value for key, value in given.items() if defaults.get(key) != value}
+    options = {}
+    for key, value in spec.kwargs.items():
+        if key != "render_mode" and defaults.get(key) != value:
+            options[key] = value
     limit = spec.max_episode_steps
     if limit is not None and (registered is None or limit != registered.max_episode_steps):
         options["max_episode_steps"] = limit

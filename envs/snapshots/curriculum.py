@@ -80,14 +80,13 @@ class StartCurriculum(SnapshotReset):
     Everything random is drawn from `np_random`.
     """
 
-    STATE = (*SnapshotReset.STATE, "_pool", "_chosen", "_found", "_moves", "_total")
+    STATE = (*SnapshotReset.STATE, "_pool", "_chosen", "_found")
 
     def __init__(self, env: gym.Env, by: str = "variance") -> None:
         gym.Wrapper.__init__(self, env)
         refuse_unsupported(env)
         self.by = by
         self.truncate = sys.maxsize
-        self.steps = 0
         self._start = time.perf_counter()
         # Dicts of state, obs and returns, the oldest first.
         self._pool: list[dict[str, Any]] = []
@@ -95,17 +94,8 @@ class StartCurriculum(SnapshotReset):
         self._chosen = -1
         # The state that it leaves, and the return before it.
         self._found: dict[str, Any] | None = None
-        # Its steps and return. Those of `SnapshotReset` count only where an episode began in the
-        # pool.
-        self._moves = 0
-        self._total = 0.0
-        self._borrowed = False
-        self._age = 0
-        self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        self._moves = 0
-        self._total = 0.0
         self._chosen = -1
         self._found = None
         answer = super().reset(seed=seed, options=options)
@@ -122,15 +112,13 @@ class StartCurriculum(SnapshotReset):
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = super().step(action)
-        self._moves += 1
-        self._total += float(reward)
         if terminated or truncated:
             self._update_pool()
-        elif self.np_random.random() * self._moves < 1:
+        elif self.np_random.random() * self._age < 1:
             # Reservoir sampling: each state of the episode is kept with the same probability.
             flat_obs = spaces.flatten(self.env.observation_space, obs)
             flat_obs = np.asarray(flat_obs, np.float32)
-            self._found = {"state": get_state(self.env), "obs": flat_obs, "before": self._total}
+            self._found = {"state": get_state(self.env), "obs": flat_obs, "before": self._return}
         return obs, reward, terminated, truncated, info
 
     def _chances(self) -> np.ndarray:
@@ -152,14 +140,14 @@ class StartCurriculum(SnapshotReset):
         """An episode has ended: keep its return at the state where it began, and one of its states in the pool."""
         if self._chosen >= 0:
             start = self._pool[self._chosen]
-            start["returns"] = [*start["returns"], self._total][-MEMORY:]
+            start["returns"] = [*start["returns"], self._return][-MEMORY:]
         is_full = len(self._pool) == MAX_POOL_STATES
         if self._found is None or (is_full and self.np_random.random() >= LEAVES):
             return
         if is_full:
             least_informative = int(self._chances().argmin())
             del self._pool[least_informative if self.by == "variance" else 0]
-        return_after = self._total - self._found["before"]
+        return_after = self._return - self._found["before"]
         self._pool.append({"state": self._found["state"], "obs": self._found["obs"], "returns": [return_after]})
         self._found = None
 

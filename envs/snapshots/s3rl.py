@@ -18,7 +18,7 @@ keeps what has passed, so it may end a state from late in an episode before `tru
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,14 @@ class Snapshots:
     states: list[State]
     # float32 (N, D), flattened.
     observations: np.ndarray
-    _clusters: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def clusters(self, k: int) -> list[np.ndarray]:
         """The numbers of the states in each of at most `k` clusters of observations; always the same ones."""
-        if k not in self._clusters:
-            points = self.observations - self.observations.mean(axis=0)
-            spread = points.std(axis=0)
-            spread = np.where(spread > 0, spread, 1.0)
-            labels = kmeans(points / spread, k)
-            self._clusters[k] = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-        return self._clusters[k]
+        points = self.observations - self.observations.mean(axis=0)
+        spread = points.std(axis=0)
+        spread = np.where(spread > 0, spread, 1.0)
+        labels = kmeans(points / spread, k)
+        return [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: the observations, and the states as compressed JSON."""
@@ -142,6 +139,12 @@ class SnapshotReset(gym.Wrapper):
 
     # What a state of `envs.snapshots.snapshots` holds of this wrapper.
     STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")
+    # Steps of this environment so far.
+    steps = 0
+    # Of the running episode: whether it began in a snapshot, and its steps and return from its beginning or there.
+    _borrowed = False
+    _age = 0
+    _return = 0.0
 
     def __init__(
         self,
@@ -170,16 +173,9 @@ class SnapshotReset(gym.Wrapper):
         self.until = until
         self.truncate = truncate
         self.probability = probability
-        # Steps of this environment so far.
-        self.steps = 0
         self._states = snapshots.states
         self._clusters = snapshots.clusters(clusters)
         self._start = time.perf_counter()
-        # Of the running episode: whether it began in a snapshot, and its steps and return from
-        # there.
-        self._borrowed = False
-        self._age = 0
-        self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -207,9 +203,9 @@ class SnapshotReset(gym.Wrapper):
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
+        self._age += 1
+        self._return += float(reward)
         if self._borrowed:
-            self._age += 1
-            self._return += float(reward)
             truncated = truncated or (self._age >= self.truncate and not terminated)
             if terminated or truncated:
                 elapsed = round(time.perf_counter() - self._start, 6)
@@ -224,9 +220,9 @@ class SnapshotReset(gym.Wrapper):
         return set_state(self, from_json(state["state"])), {}
 
 
-def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
+def kmeans(points: np.ndarray, k: int) -> np.ndarray:
     """Clusters of points (N, D), int64 (N,) in [0, k), fewer if fewer points differ: k-means++, Lloyd's rounds."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     # k-means++: each further centre is a point, with a probability in proportion to its squared
     # distance to the nearest centre so far.
     centres = points[[rng.integers(len(points))]]

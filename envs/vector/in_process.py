@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -95,22 +95,20 @@ class SharedBuffers:
     # bool (N,): the environment masks its actions; and bool (N, A): what `show_masks` adds to both
     # modalities.
     masked: np.ndarray
-    masks: tuple[dict[str, np.ndarray], ...]
+    mask: np.ndarray
+    final_mask: np.ndarray
 
     @classmethod
     def like(cls, env: gym.Env, n: int, new: New) -> "SharedBuffers":
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
         observers = layers(env, Observer)
+        mask_shape = (n, sum(sizes(env.action_space)) or 1)
 
         def modalities() -> dict[str, np.ndarray]:
             if not observers:
                 return {}
             observer = observers[0]
             return empty_modalities(n, observer.frame_size, observer.caption is not None, len(observer.signals), new)
-
-        def mask() -> dict[str, np.ndarray]:
-            n_actions = sum(sizes(env.action_space)) or 1
-            return {MASK: new((n, n_actions), bool)}
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),
@@ -127,26 +125,18 @@ class SharedBuffers:
             modalities=modalities(),
             final_modalities=modalities(),
             masked=new((n,), bool),
-            masks=(mask(), mask()),
+            mask=new(mask_shape, bool),
+            final_mask=new(mask_shape, bool),
         )
 
     def show_masks(self) -> None:
         """Add the masks to the modalities: from the first mask on, so that other environments copy none."""
-        self.modalities.update(self.masks[0])
-        self.final_modalities.update(self.masks[1])
+        self.modalities[MASK] = self.mask
+        self.final_modalities[MASK] = self.final_mask
 
     def view(self, rows: slice) -> "SharedBuffers":
         """The buffers of some rows, in the same memory."""
-
-        def cut(value: Any) -> Any:
-            return index_obs(value, rows)
-
-        parts: dict[str, Any] = {}
-        for field in fields(self):
-            if field.name != "masks":
-                parts[field.name] = cut(getattr(self, field.name))
-        mask, final_mask = self.masks
-        return SharedBuffers(**parts, masks=(cut(mask), cut(final_mask)))
+        return SharedBuffers(**index_obs(vars(self), rows))
 
 
 class Stepper:

@@ -298,18 +298,13 @@ def stop(workers: list[Worker]) -> None:
             worker.process.join(seconds_left)
     finally:
         # Workers are killed also if a signal ends the waiting above.
-        _kill_all([worker.process for worker in workers if worker.process.is_alive()])
+        alive = [worker.process for worker in workers if worker.process.is_alive()]
+        for process in alive:
+            process.kill()
+        for process in alive:
+            process.join(KILL_TIMEOUT_S)
     for file in {worker.crash_file for worker in workers if worker.crash_file is not None}:
         with suppress(OSError):
             if file.stat().st_size == 0:
                 file.unlink()
                 file.parent.rmdir()
-
-
-def _kill_all(processes: list[BaseProcess]) -> None:
-    for process in processes:
-        process.kill()
-    end = time.monotonic() + 1
-    for process in processes:
-        seconds_left = max(end - time.monotonic(), 0.05)
-        process.join(seconds_left)

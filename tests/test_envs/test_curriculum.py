@@ -108,7 +108,7 @@ def test_the_state_whose_returns_tell_least_makes_room(monkeypatch):
     env = StartCurriculum(make("CartPole-v1", seed=0))
     env.reset()
     env._pool = [{"state": {}, "obs": np.zeros(4), "returns": each} for each in ([0, 4], [2, 2], [1])]
-    env._found, env._total = {"state": {}, "obs": np.ones(4), "before": 2.0}, 9.0
+    env._found, env._return = {"state": {}, "obs": np.ones(4), "before": 2.0}, 9.0
     env._update_pool()
     assert [one["returns"] for one in env._pool] == [[0, 4], [1], [7.0]]
 

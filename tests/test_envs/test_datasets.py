@@ -302,11 +302,17 @@ def test_rows_of_lerobot_become_episodes_whose_last_action_needs_an_outcome():
     rows |= {"action": np.arange(6.0)[:, None], "observation.state": 10 * np.arange(6.0)[:, None]}
     rows |= {"next.done": np.arange(6) == 0, "next.reward": np.arange(6.0)}
 
-    def found(end, seen=("observation.state",), rows=rows):
-        return list(lerobot._episodes(rows, [*seen], end, lambda *each: each))
+    shown = []
 
-    (first, number, shown), (second, *rest) = found("next.done")
-    assert (number, shown.tolist()) == (0, [3, 4, 1]) and [rest[0], rest[1].tolist()] == [1, [2, 0, 0]]
+    def look(number, obs_rows):
+        shown.append((number, obs_rows.tolist()))
+        return np.zeros((len(obs_rows), 1, 1, 3), np.uint8)
+
+    def found(end, seen=("observation.state",), rows=rows):
+        return list(lerobot._episodes(rows, [*seen], end, [look]))
+
+    first, second = found("next.done")
+    assert shown == [(0, [3, 4, 1]), (1, [2, 0, 0])]
     assert [each.obs.ravel().tolist() for each in (first, second)] == [[30, 40, 10], [20, 0, 0]]
     assert [each.action.ravel().tolist() for each in (first, second)] == [[3, 4], [2, 0]]
     assert [each.reward.tolist() for each in (first, second)] == [[3, 4], [2, 0]]
@@ -315,7 +321,7 @@ def test_rows_of_lerobot_become_episodes_whose_last_action_needs_an_outcome():
     few = {name: values for name, values in rows.items() if not name.startswith("next")} | {
         "observation.b": np.zeros(6)
     }
-    (first, *_), (second, *_) = found("", ("observation.state", "observation.b"), few)
+    first, second = found("", ("observation.state", "observation.b"), few)
     assert first.obs.keys() == {"state", "b"} and len(second.action) == 1 and second.truncated.tolist() == [True]
     assert not first.reward.any() and not second.terminated.any()
 
@@ -325,15 +331,17 @@ def test_frames_of_lerobot_are_those_of_the_rows_or_of_a_part_of_a_video(tmp_pat
         Image.fromarray(np.full((4, 4, 3), grey, np.uint8)).save(file := io.BytesIO(), "PNG")
         return {"bytes": file.getvalue()}
 
-    stored = lerobot.StoredEpisode(*[np.zeros(3)] * 5)
-    assert lerobot._with_all_frames([], stored, 7, np.array([0])) is stored
-    given = lerobot._with_frames(4, [png(10), png(20)], {}, stored, 7, np.array([1, 0, 0])).frame
+    given = lerobot._frames_in_rows(4, [png(10), png(20)], 7, np.array([1, 0, 0]))
     assert given[:, 0, 0, 0].tolist() == [20, 10, 10] and given.shape == (3, 4, 4, 3)
-    cameras = [functools.partial(lerobot._with_frames, 4, [png(grey)] * 2, {}) for grey in (10, 30)]
-    beside = lerobot._with_all_frames(cameras, stored, 7, np.array([1, 0])).frame
-    assert beside.shape == (2, 4, 8, 3) and beside[0, 0, :, 0].tolist() == [10] * 4 + [30] * 4
+    cameras = [functools.partial(lerobot._frames_in_rows, 4, [png(grey)] * 2) for grey in (10, 30)]
+    columns = {"episode_index": np.zeros(2, int), "frame_index": np.arange(2)}
+    columns |= {"observation.state": np.zeros((2, 1)), "action": np.zeros((2, 1))}
+    [beside] = lerobot._episodes(columns, ["observation.state"], "", cameras)
+    assert beside.frame.shape == (2, 4, 8, 3) and beside.frame[0, 0, :, 0].tolist() == [10] * 4 + [30] * 4
+    [blind] = lerobot._episodes(columns, ["observation.state"], "", [])
+    assert blind.frame is None
     with pytest.raises(ValueError, match="not in the Parquet file but apart"):
-        lerobot._with_frames(4, [{"path": "0.png"}], {}, stored, 7, np.array([0]))
+        lerobot._frames_in_rows(4, [{"path": "0.png"}], 7, np.array([0]))
     (video := tmp_path / "videos" / "chunk-000" / "eye" / "episode_000007.mp4").parent.mkdir(parents=True)
     video.touch()
     (tmp_path / "videos" / "chunk-000" / "eye" / "episode_000008.mp4").touch()
@@ -342,12 +350,12 @@ def test_frames_of_lerobot_are_those_of_the_rows_or_of_a_part_of_a_video(tmp_pat
     assert places[7] == (video, 0) and len(places) == 2
     monkeypatch.setattr(lerobot, "_read_video", lambda path, size: np.arange(8) + size)
     for first, rows, images in ((0, [5, 6, 7], [4, 5, 6]), (4, [5, 6, 6], [8, 9, 9])):
-        frame = lerobot._with_frames(4, None, {7: (video, first)}, stored, 7, np.array(rows)).frame
+        frame = lerobot._frames_in_videos(4, {7: (video, first)}, 7, np.array(rows))
         assert frame.tolist() == images
     with pytest.raises(ValueError, match=r"episode_000007.mp4 has 2 of the 3 images of episode 7"):
-        lerobot._with_frames(4, None, {7: (video, 6)}, stored, 7, np.arange(3))
+        lerobot._frames_in_videos(4, {7: (video, 6)}, 7, np.arange(3))
     with pytest.raises(ValueError, match=r"the video of episode 9 has 0 of the 1 images"):
-        lerobot._with_frames(4, None, {}, stored, 9, np.array([0]))
+        lerobot._frames_in_videos(4, {}, 9, np.array([0]))
 
 
 def test_recorded_numbers_say_the_space_they_are_in_and_sentences_the_task(tmp_path):
