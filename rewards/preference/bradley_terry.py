@@ -41,7 +41,14 @@ from rewards.preference.answers import PICTURE_NUMBERS
 from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import MIN_HELD_OUT, BestLoss, ComparedPairs, LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import (
+    MIN_HELD_OUT,
+    ComparedPairs,
+    LabelledPairs,
+    Sessions,
+    SessionsConfig,
+    passes_since_best,
+)
 from rewards.preference.trees import StackedTrees
 from rewards.vision.encoder import ClipEncoder, shared_encoder
 
@@ -133,11 +140,8 @@ class BradleyTerry(Sessions):
         self.train_on(self.ensemble)
         modality_names = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
         extras = (self.embedding,) if self.embedding else ()
-        self.segments = self.gather(config.length, config.pool, modality_names, extras)
+        self.segments = Segments(config.length, config.pool, modality_names, extras)
         self.labelled = LabelledPairs(config.seed_steps)
-
-    def gather(self, *settings: Any) -> Segments:
-        return Segments(*settings)
 
     def networks(self, inputs: int) -> StackedHeads | StackedGRU | StackedTrees:
         """The members, which read `inputs` numbers of a step."""
@@ -274,12 +278,14 @@ class BradleyTerry(Sessions):
         y = self.tensor(pairs.label)
         targets = y.clone()
         learnt, held_out = pairs.split()
-        best = BestLoss()
+        held_out_losses: list[float] = []
         passes = 0
         accuracy = 0.0
         loss = 0.0
         # An accuracy of NaN, where all labels are ties, ends it, too.
-        while passes < config.epochs and accuracy < config.enough and best.passes_since < config.patience:
+        while (
+            passes < config.epochs and accuracy < config.enough and passes_since_best(held_out_losses) < config.patience
+        ):
             accuracy, loss = self._one_pass(x, y, targets, learnt)
             passes += 1
             if config.dynamic:
@@ -287,7 +293,7 @@ class BradleyTerry(Sessions):
                     chance = self._chance(self._logits(x[learnt])).mean(dim=0)
                     targets[learnt] += config.dynamic * (chance - targets[learnt])
             if len(held_out) >= MIN_HELD_OUT:
-                best.update(self._held_out(x[held_out], y[held_out])[1])
+                held_out_losses.append(self._held_out(x[held_out], y[held_out])[1])
         pairs.fits += 1
         metrics = {"loss": loss, "train_accuracy": accuracy, "passes": float(passes)}
         if (pairs.label[held_out] != 0.5).any():
@@ -404,9 +410,8 @@ class BradleyTerry(Sessions):
 
     def read_pairs(self, first: Transitions, second: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for pairs of segments (L, B): rows (B, 2, L, size) and actions (B, 2, L, A)."""
-        first_rows, first_actions = self.read(first)
-        second_rows, second_actions = self.read(second)
-        return np.stack([first_rows, second_rows], axis=1), np.stack([first_actions, second_actions], axis=1)
+        rows, actions = zip(self.read(first), self.read(second))
+        return np.stack(rows, axis=1), np.stack(actions, axis=1)
 
     def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
         """Rows, whitened, and actions as one tensor (..., inputs)."""

@@ -299,7 +299,7 @@ class Questions:
             return self.view(message="Taken back; please answer again.")
 
 
-class Page:
+class Page(ThreadingHTTPServer):
     """A server on 127.0.0.1 that gives nothing without the token in its address, from threads of its own.
 
         GET  /?token=T                the page
@@ -310,20 +310,17 @@ class Page:
     A request that names another host is refused, too (DNS rebinding). OSError if the port is in use.
     """
 
-    def __init__(self, questions: Questions, port: int = 0) -> None:
-        token = secrets.token_urlsafe(24)
-        handler = type("Bound", (_Handler,), {"questions": questions, "token": token})
-        self._server = _Server((PAGE_HOST, port), handler)
-        self.port = int(self._server.server_address[1])
-        self.address = f"http://{PAGE_HOST}:{self.port}/?token={token}"
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="questions", daemon=True).start()
+    def __init__(self, questions: Questions, port: int) -> None:
+        self.questions = questions
+        self.token = secrets.token_urlsafe(24)
+        super().__init__((PAGE_HOST, port), _Handler)
+        self.address = f"http://{PAGE_HOST}:{self.server_port}/?token={self.token}"
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="questions", daemon=True).start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
 
-
-class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print what went wrong, but for a browser that left before it had its answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -331,8 +328,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    questions: Questions
-    token: str
+    server: Page
     # Seconds for a request to arrive.
     timeout = 30
     server_version = "lodestar"
@@ -345,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
             page = files(__package__).joinpath("page.html").read_text(encoding="utf-8").replace("NONCE", nonce)
             self._reply(200, "text/html; charset=utf-8", page, nonce)
         elif route == "/next":
-            self._reply_json(self.questions.view(have=query.get("have", [""])[0]))
+            self._reply_json(self.server.questions.view(have=query.get("have", [""])[0]))
         elif route:
             self._refuse(404, "There is nothing here.")
 
@@ -356,9 +352,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             message = json.loads(self._read_body() or "{}")
             if route == "/undo":
-                self._reply_json(self.questions.undo())
+                self._reply_json(self.server.questions.undo())
             elif route == "/answer":
-                self._reply_json(self.questions.answer(str(message["id"]), message["answer"]))
+                self._reply_json(self.server.questions.answer(str(message["id"]), message["answer"]))
             else:
                 self._refuse(404, "There is nothing here.")
         except OSError as error:
@@ -382,7 +378,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = query.get("token", [""])[0]
         if (host or last) not in HOST_NAMES:
             self._refuse(403, "This page belongs to 127.0.0.1; open the address that the run printed.")
-        elif not secrets.compare_digest(token.encode(), self.token.encode()):
+        elif not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(403, "Open the whole address that the run printed; it ends in a token.")
         else:
             return url.path or "/", query

@@ -149,10 +149,8 @@ class LastEpisodes(Segments):
     A reward is the sum of all since the step shown before; the extra `SUMMARY` (D,) is what `summarise` makes of all.
     """
 
-    def __init__(
-        self, length: int, capacity: int, summarise: Callable[[Transitions], np.ndarray], *fields: Any
-    ) -> None:
-        super().__init__(length, capacity, *fields)
+    def __init__(self, *settings: Any, summarise: Callable[[Transitions], np.ndarray]) -> None:
+        super().__init__(*settings)
         self.summarise = summarise
 
     def take(self, batch: Transitions, usable: np.ndarray) -> tuple[list[Transitions], np.ndarray]:

@@ -27,7 +27,6 @@ Example:
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ from lodestar.settings import setting
 from rewards.base import RunningMeanStd
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
-from rewards.preference.segments import SUMMARY, LastEpisodes, Segments
+from rewards.preference.segments import SUMMARY, LastEpisodes
 
 
 @dataclass
@@ -73,12 +72,12 @@ class SelfPlay(BradleyTerry):
         super().build()
         self.relabelable = False
         self.requires = self.requires | {"terminated", "truncated"}
+        gathered = self.segments
+        self.segments = LastEpisodes(
+            self.config.length, self.config.pool, gathered.modality_names, gathered.extras, summarise=self.summarise
+        )
         # Summaries are whitened, not observations.
         self.statistics = RunningMeanStd((self.width,))
-
-    def gather(self, *settings: Any) -> Segments:
-        length, capacity, *fields = settings
-        return LastEpisodes(length, capacity, self.summarise, *fields)
 
     def networks(self, inputs: int) -> StackedHeads:
         config = self.config

@@ -3,7 +3,6 @@
 A subclass sets `segments` and `labelled` when it is built, and defines `session`: draw pairs, `ask`, learn.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -82,18 +81,9 @@ class LabelledPairs(Stateful):
         return learnt if len(learnt) else held_out, held_out
 
 
-class BestLoss:
-    """The least loss on the labels held out, and how many passes ago it was."""
-
-    def __init__(self) -> None:
-        self.loss = math.inf
-        self.passes_since = 0
-
-    def update(self, loss: float) -> None:
-        self.passes_since += 1
-        if loss < self.loss:
-            self.loss = loss
-            self.passes_since = 0
+def passes_since_best(losses: list[float]) -> int:
+    """How many passes ago the least of the losses on the labels held out was."""
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
 class Sessions(Learned):

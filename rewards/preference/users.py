@@ -51,7 +51,7 @@ from rewards.base import JudgeUse
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.judges import RecordedPreferences, make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import MIN_HELD_OUT, BestLoss, LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import MIN_HELD_OUT, LabelledPairs, Sessions, SessionsConfig, passes_since_best
 
 # Two synthetic users, the second of whom wants the opposite of the task.
 TWO_USERS = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes": 1.0}}
@@ -292,14 +292,14 @@ class Users(Sessions):
         x = self.whiten(answers.rows)
         y = self.tensor(answers.label)
         learnt, held_out = answers.split()
-        best = BestLoss()
+        held_out_losses: list[float] = []
         metrics = {"loss": 0.0, "kl": 0.0}
         for _ in range(config.epochs):
             accuracy, metrics = self._one_pass(x, y, learnt)
             if len(held_out) >= MIN_HELD_OUT:
                 logits = torch.from_numpy(self.predict(x, y, held_out, learnt))
-                best.update(float(cross_entropy(logits, y[held_out].cpu())))
-            if best.passes_since >= MAX_PASSES_WITHOUT_PROGRESS or accuracy >= ENOUGH_ACCURACY:
+                held_out_losses.append(float(cross_entropy(logits, y[held_out].cpu())))
+            if passes_since_best(held_out_losses) >= MAX_PASSES_WITHOUT_PROGRESS or accuracy >= ENOUGH_ACCURACY:
                 break
         answers.fits += 1
         states = answers.rows.reshape(-1, answers.rows.shape[-1])

@@ -71,21 +71,17 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         self.counts["same"] += keys.count("")
         self.counts["known"] += sum(key in self._known for key in keys)
         for key, answer in new.items():
-            self._record_answer(key, answer)
+            if isinstance(answer, PausedError):
+                self.counts["paused"] += 1
+            elif isinstance(answer, JudgeError):
+                self.counts["failed"] += 1
+                self._last_error = str(answer)
+            else:
+                self._known[key] = answer
+                self.counts["unsure" if answer == -1 else "answered"] += 1
         answers = np.array([self._known.get(key, -1) for key in keys], np.float32)
         label = np.where(swapped, 1 - answers, answers)
         return np.where(answers == -1, np.float32(np.nan), label)
-
-    def _record_answer(self, key: str, answer: int | JudgeError) -> None:
-        """Keep and count what the model answered now."""
-        if isinstance(answer, PausedError):
-            self.counts["paused"] += 1
-        elif isinstance(answer, JudgeError):
-            self.counts["failed"] += 1
-            self._last_error = str(answer)
-        else:
-            self._known[key] = answer
-            self.counts["unsure" if answer == -1 else "answered"] += 1
 
     def notes(self) -> list[str]:
         lines = [f"preferences are those of {self.model} at {self.url}, asked for: {self.goal}"]

@@ -52,10 +52,8 @@ class ContrastConfig(VisionConfig):
 
     def __post_init__(self) -> None:
         for side in ("positive_weight", "negative_weight"):
-            weights: Any = getattr(self, side)
-            if not isinstance(weights, (list, tuple)):
-                weights = [weights]
-            setattr(self, side, list(map(float, weights)))
+            weights = np.atleast_1d(getattr(self, side))
+            setattr(self, side, weights.astype(float).tolist())
         super().__post_init__()
         if not sum(self.negative_weight) > 0:
             raise ValueError(
@@ -89,8 +87,7 @@ class Contrast(Vision):
             self.direction = self.direction + self._weigh_side("goal", "positive_weight")
         if np.linalg.norm(self.direction) < MIN_DIRECTION_LENGTH:
             raise ValueError(f"goal and negative mean the same ({config.goal!r}, {config.negative!r}); write opposites")
-        percentiles = (config.low_percentile, config.high_percentile)
-        self.calibration = Calibration(percentiles, config.reference, config.low, config.high)
+        self.calibration = Calibration(config)
         if config.reference_file and not self.calibration.ready:
             self.calibrate(self._embed_recording(config.reference_file))
 
@@ -114,7 +111,7 @@ class Contrast(Vision):
         metrics = super().learn(seen, count)
         if self.config.reference:
             self.calibration.update(seen @ self.direction)
-        if self.calibration.low is not None and self.calibration.high is not None:
+        if self.calibration.ready:
             metrics["low"] = self.calibration.low
             metrics["high"] = self.calibration.high
         return metrics
@@ -157,38 +154,34 @@ class Calibration(Stateful):
 
     saved = ("low", "high", "values")
 
-    def __init__(
-        self, percentiles: tuple[float, float], reference: int, low: float | None = None, high: float | None = None
-    ) -> None:
-        self.percentiles = percentiles
-        self.reference = reference
-        self.low = low
-        self.high = high
+    def __init__(self, config: ContrastConfig) -> None:
+        self.config = config
+        # None, both of them, until they are known.
+        self.low: Any = config.low
+        self.high: Any = config.high
         self.values = np.zeros(0, np.float32)
 
     @property
     def ready(self) -> bool:
-        return self.low is not None and self.high is not None
+        return self.low is not None
 
     def update(self, raw: np.ndarray) -> None:
         """Take in values (N,); once the scale is fixed nothing moves any more."""
         if self.ready:
             return
-        missing = self.reference - len(self.values)
+        missing = self.config.reference - len(self.values)
         self.values = np.concatenate([self.values, raw[:missing]])
-        if len(self.values) >= self.reference:
+        if len(self.values) >= self.config.reference:
             self.freeze()
 
     def freeze(self) -> None:
         """Fix the scale on what has been seen; at least one value."""
-        low, high = np.percentile(self.values, self.percentiles)
+        low, high = np.percentile(self.values, [self.config.low_percentile, self.config.high_percentile])
         self.low = float(low)
         self.high = float(max(high, low + MIN_SCALE_WIDTH))
         self.values = self.values[:0]
 
     def __call__(self, raw: np.ndarray, bounded: bool) -> np.ndarray:
         """Values on the scale, float32 (N,); within [0, 1] if `bounded`. Only once it is `ready`."""
-        if self.low is None or self.high is None:
-            raise RuntimeError("a calibration that has not seen its reference has no scale")
         scaled = (raw - np.float32(self.low)) / np.float32(self.high - self.low)
         return np.clip(scaled, 0, 1) if bounded else scaled

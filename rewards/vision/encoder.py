@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -219,10 +220,8 @@ class ClipEncoder:
 
     @property
     def width(self) -> int:
-        if self.tokenizer is None:
-            frame = np.zeros((1, self.size, self.size, 3), np.uint8)
-            return int(self.image(frame, 1).shape[1])
-        return int(self.text(["a"]).shape[1])
+        frame = np.zeros((1, self.size, self.size, 3), np.uint8)
+        return int(self.image(frame, 1).shape[1])
 
     def excess(self, sentence: str) -> int:
         """How many tokens of a sentence the text tower would not read; 0 if the tokenizer does not report it."""
@@ -261,8 +260,7 @@ class ClipEncoder:
         return "".join(words)
 
     def _autocast(self) -> torch.autocast:
-        dtypes = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}
-        dtype = dtypes.get(self.precision, self.torch.float32)
+        dtype = self.torch.bfloat16 if self.precision == "bf16" else self.torch.float16
         device_type = self.torch.device(self.device).type
         return self.torch.autocast(device_type, dtype=dtype, enabled=self.precision != "fp32")
 
@@ -278,12 +276,8 @@ class EmbeddingCache:
     def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CACHE_CAPACITY) -> None:
         self.encode = encode
         self.capacity = capacity
-        # The table is a ring: a key has a row, and a row has a key once it is filled.
-        self.slots: dict[int, int] = {}
-        self.keys: list[int | None] = [None] * capacity
-        self.next = 0
-        # Float16 (capacity, D), made by the first embeddings.
-        self.table: np.ndarray | None = None
+        # Key of a frame -> its embedding (D,), the oldest first.
+        self.table: OrderedDict[int, np.ndarray] = OrderedDict()
         # Frames answered from the table, and others.
         self.found = 0
         self.missed = 0
@@ -298,52 +292,27 @@ class EmbeddingCache:
     def __call__(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Embeddings, float16 (N, D), in an array of the caller's own."""
         if not self.is_worthwhile:
-            self.table = None
-            self.slots = {}
-            return self.encode(frames, batch_size)
-        if not len(frames):
+            self.table.clear()
+        if not self.is_worthwhile or not len(frames):
             return self.encode(frames, batch_size)
         keys = [hash((frames.shape[1:], frame.tobytes())) for frame in frames]
-        # The first row of each new key: going backwards, the first one is written last.
+        # The first row of each new key.
         new_rows: dict[int, int] = {}
-        for row in range(len(keys) - 1, -1, -1):
-            if keys[row] not in self.slots:
-                new_rows[keys[row]] = row
+        for row, key in enumerate(keys):
+            if key not in self.table:
+                new_rows.setdefault(key, row)
         self.missed += len(new_rows)
         self.found += len(keys) - len(new_rows)
-        if len(new_rows) == len(keys):
-            embeddings = self.encode(frames, batch_size)
-            self._store(keys, embeddings)
-            return embeddings
-        cached_rows = [row for row, key in enumerate(keys) if key in self.slots]
-        cached = None
-        if self.table is not None:
-            cached = self.table[[self.slots[keys[row]] for row in cached_rows]]
-        if not new_rows and cached is not None:
-            return cached
-        # The first new frame fills up a pass that is too short.
-        rows = list(new_rows.values())
-        padding = rows[:1] * (min(MIN_PASS_FRAMES, len(frames)) - len(rows))
-        new = self.encode(frames[rows + padding], batch_size)[: len(rows)]
-        place = {key: index for index, key in enumerate(new_rows)}
-        # Place 0 stands in for the cached rows, which are written next.
-        embeddings = new[[place.get(key, 0) for key in keys]]
-        if cached is not None:
-            embeddings[cached_rows] = cached
-        self._store(list(new_rows), new)
+        if new_rows:
+            rows = list(new_rows.values())
+            # The first new frame fills up a pass that is too short.
+            padding = rows[:1] * (min(MIN_PASS_FRAMES, len(frames)) - len(rows))
+            self.table.update(zip(new_rows, self.encode(frames[rows + padding], batch_size)))
+        embeddings = np.array([self.table[key] for key in keys])
+        # Only now, as what is asked about may be the oldest.
+        while len(self.table) > self.capacity:
+            self.table.popitem(last=False)
         return embeddings
-
-    def _store(self, keys: list[int], embeddings: np.ndarray) -> None:
-        if self.table is None:
-            self.table = np.zeros((self.capacity, embeddings.shape[1]), embeddings.dtype)
-        for key, embedding in zip(keys[-self.capacity :], embeddings[-self.capacity :]):
-            oldest = self.keys[self.next]
-            if oldest is not None:
-                self.slots.pop(oldest, None)
-            self.table[self.next] = embedding
-            self.keys[self.next] = key
-            self.slots[key] = self.next
-            self.next = (self.next + 1) % self.capacity
 
 
 @functools.cache

@@ -70,9 +70,7 @@ class Latent(Reward):
             return super().embed(batch)
         name = self.config.name
         instead = f", or set reward.{name}.of=obs"
-        if self.config.views == 1 or batch.frame is None:
-            return self.encoder.embed(batch.frame, 256, name, instead)
-        pictures = np.array_split(batch.frame, self.config.views, axis=2)
+        pictures = [None] if batch.frame is None else np.array_split(batch.frame, self.config.views, axis=2)
         return np.concatenate([self.encoder.embed(picture, 256, name, instead) for picture in pictures], axis=1)
 
     def load_recording(self, option: str) -> Transitions:

@@ -41,21 +41,15 @@ MODELS = {LODESTAR: SHIPPED_WEIGHTS, "lodestar-96": SHIPPED_WEIGHTS.with_name("l
 
 def find_folder(model: str, weights: str) -> Path | None:
     """The folder in open_clip's layout that describes the model, if one does."""
-    if weights.startswith(LOCAL):
-        folder: Path | None = Path(weights.removeprefix(LOCAL))
-    elif model.startswith(LOCAL):
-        folder = Path(model.removeprefix(LOCAL))
-    elif weights and os.path.isdir(weights):
-        folder = Path(weights)
-    elif os.path.isdir(model) and model not in MODELS:
-        folder = Path(model)
-    else:
-        folder = MODELS.get(model)
-        if folder is not None and weights not in ("", UNTRAINED) and not os.path.isfile(weights):
-            raise ValueError(
-                f"reward.clip.weights={weights!r} is no file, and {model} has only those that ship; "
-                "name the model that they belong to as well, such as reward.clip.model=ViT-B-32"
-            )
+    folder = MODELS.get(model)
+    places = [place for place in (weights, model) if place.startswith(LOCAL) or os.path.isdir(place)]
+    if places and places[0] not in MODELS:
+        folder = Path(places[0].removeprefix(LOCAL))
+    elif folder is not None and weights not in ("", UNTRAINED) and not os.path.isfile(weights):
+        raise ValueError(
+            f"reward.clip.weights={weights!r} is no file, and {model} has only those that ship; "
+            "name the model that they belong to as well, such as reward.clip.model=ViT-B-32"
+        )
     if folder is None or (folder / CONFIG_FILE).is_file():
         return folder
     if folder == MODELS.get(model):

@@ -8,7 +8,7 @@ frames that lie evenly between both (`frames`). What scores it (`judge`):
     token, progress, score                any model with images on a server, `rewards.llm.judges.windows`
     robometer, roboreward, topreward      a model of robotics on its server, as published, `rewards.llm.judges.robots`
     lerobot                               a model of LeRobot in a Python of its own, `rewards.llm.judges.lerobot`
-    recorded                              a file of answers, or a progress file of LeRobot
+    recorded                              a file of answers, or a progress file of LeRobot (`write_labels`)
     clip                                  the suite's own CLIP, (1 + cosine) / 2 of every frame, without any of these
 
 Sources: Chen et al. 2026, "TOPReward", arXiv 2602.19313; Liang et al. 2026, "Robometer"; Lee et al. 2026, "RoboReward",
@@ -30,10 +30,9 @@ Example:
 """
 
 import hashlib
+import json
 import math
 import os
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,18 +42,16 @@ from typing import Any
 
 import numpy as np
 
+from envs.datasets.lerobot import read_progress
+from envs.recording import episodes, load
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import JudgeUse, Scored, one_row
 from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.client import Breaker, JudgeError, in_parallel
-from rewards.llm.judges.base import make_judge
-from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, is_nonzero, unit_mean
-from rewards.vision.encoder import ClipEncoder, are_blank
+from rewards.vision.encoder import are_blank
 from rewards.vision.load import UNTRAINED
-from rewards.vision.recorded_progress import write_labels
 
 ASK_MODES = ("beside", "at_once")
 # Judges that were trained or measured on whole videos of robots.
@@ -122,20 +119,32 @@ class ProgressModelConfig(VisionConfig):
 
 
 class ProgressModel(Vision):
-    """phi of the newest window of frames; what is not scored yet is not ready."""
+    """phi of every frame by CLIP, and of another judge that of the newest window of frames."""
 
     Config = ProgressModelConfig
     config: ProgressModelConfig
     control = {"judge": "clip", "judge_options": {}, "weights": UNTRAINED}
+
+    def __new__(cls, config: ProgressModelConfig, *spaces: Any, **given: Any) -> "ProgressModel":
+        return super().__new__(cls if config.judge == "clip" else WindowProgress)
+
+    def build(self) -> None:
+        super().build()
+        self.goal = unit_mean(self.meanings("goal"))
+
+    def rate(self, seen: np.ndarray) -> np.ndarray:
+        """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
+        score = (1 + seen @ self.goal) / 2
+        return np.where(is_nonzero(seen), score, 0).astype(np.float32)
+
+
+class WindowProgress(ProgressModel):
+    """phi of the newest window; what is not scored yet is not ready."""
+
     recalls = "windows"
 
     def build(self) -> None:
         config = self.config
-        if config.judge == "clip":
-            super().build()
-            self.goal = unit_mean(self.meanings("goal"))
-            return
-        self.encoder: ClipEncoder | None = None  # type: ignore[assignment]
         self.frame_size = config.size
         self.is_even = config.frames == "even"
         # What stands for a frame is its name.
@@ -144,8 +153,6 @@ class ProgressModel(Vision):
         self.scores = ScoredWindows()
         # Windows met since the last question: name -> the names of their frames.
         self.windows: dict[int, str] = {}
-        # Answers that came with `at_once` since the last update.
-        self.fresh: dict[int, float] = {}
         remote = config.judge != "recorded"
         options = {**config.judge_options, "goal": config.goal}
         if remote:
@@ -153,42 +160,62 @@ class ProgressModel(Vision):
         elif "recording" in options:
             labels = Path(frames.path) / "labels.jsonl"
             self.frames = frames
-            write_labels(labels, self, options.get("path", ""), options.pop("recording"))
+            self.write_labels(labels, options.get("path", ""), options.pop("recording"))
             # It is set again behind the judge, which is closed first.
             del self.frames
             options["path"] = str(labels)
-        self.annotator: Annotator | None = None
-        if config.ask == "beside":
-            self.annotator = Annotator(
-                config.judge,
-                options,
-                "windows",
-                rate=config.rate,
-                budget=config.budget,
-                queue=MAX_WAITING_WINDOWS,
-                cache=config.cache,
-                clock="wall" if remote or config.cache else "steps",
-                seed=self.seed,
-            )
-        else:
-            self.judge = make_judge(config.judge, "windows", **options)
-            self.breaker = Breaker()
-            self.store = AnswerStore(config.cache)
+        self.annotator = Annotator(
+            config.judge,
+            options,
+            "windows",
+            rate=config.rate if config.ask == "beside" else 0.0,
+            budget=config.budget,
+            queue=MAX_WAITING_WINDOWS,
+            cache=config.cache,
+            clock="wall" if remote or config.cache else "steps",
+            seed=self.seed,
+        )
         # Attributes are closed in order, and the judge reads these files until it is closed.
         self.frames = frames
 
-    def rate(self, seen: np.ndarray) -> np.ndarray:
-        """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
-        score = (1 + seen @ self.goal) / 2
-        return np.where(is_nonzero(seen), score, 0).astype(np.float32)
+    def write_labels(self, labels: Path, progress_file: str, recording: str) -> None:
+        """Write the windows of a recording, with their progress in a file of LeRobot, as a file for `judge=recorded`.
+
+        LeRobot's file (0.6, `compute_rabc_weights`: episode_index, frame_index, progress_sparse) names frames by their
+        places in a data set, a judge names windows by their pictures: so it takes the recording of that data set. A
+        window gets the progress of its newest frame; frames of another size than `size` are other pictures.
+        """
+        progress = read_progress(Path(progress_file))
+        batch, _ = load(recording)
+        rows_of = episodes(batch)
+        if len(rows_of) != len(progress):
+            raise ValueError(
+                f"{recording} has {len(rows_of)} episodes and {progress_file} {len(progress)}; give the recording that "
+                "was made of the same data set"
+            )
+        with labels.open("w") as file:
+            for rows, values in zip(rows_of, progress.values()):
+                count = rows.stop - rows.start
+                # A frame is what is seen after an action; that after the last one is stored only in some episodes.
+                if len(values) - count not in (0, 1):
+                    raise ValueError(
+                        f"an episode of {recording} has {count} steps and {len(values)} frames in {progress_file}; "
+                        "give the recording that was made of the same data set"
+                    )
+                memory = self.initial_memory(1)
+                for step in range(count):
+                    row = batch[rows.start + step : rows.start + step + 1][:, None]
+                    _, memory = self.track_windows(row, memory)
+                    value = float(values[min(step + 1, len(values) - 1)])
+                    for item in self.windows.values():
+                        if np.isfinite(value):
+                            file.write(json.dumps({"text": item, "value": value}) + "\n")
+                    self.windows.clear()
 
     def initial_memory(self, n: int) -> Memory:
-        if self.encoder is not None:
-            return None
-        # The names of a window's frames, oldest first, how many there are, and the name of the newest window.
+        # The names of a window's frames, oldest first and then zeros, and the name of the newest window.
         memory = {
             "seen": np.zeros((n, self.config.window), np.int64),
-            "count": np.zeros(n, np.int64),
             "latest": np.full(n, NO_WINDOW, np.int64),
         }
         if self.is_even:
@@ -197,9 +224,7 @@ class ProgressModel(Vision):
         return memory
 
     def embed(self, batch: Transitions) -> np.ndarray:
-        """CLIP's embeddings; for a server names, int64 (N, 1), 0 where a frame is in no window."""
-        if self.encoder is not None:
-            return super().embed(batch)
+        """Names of frames, int64 (N, 1), 0 where one is in no window."""
         frames = batch.frame
         if frames is None or frames.dtype != np.uint8 or frames.ndim != 4:
             given = "none" if frames is None else f"{frames.dtype} of shape {frames.shape}"
@@ -217,8 +242,8 @@ class ProgressModel(Vision):
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """The newest window before each row and after it, int64 (T, N, 2)."""
         windows, memory = self.track_windows(batch, memory)
-        if self.annotator is None:
-            self._ask_at_once()
+        if self.config.ask == "at_once" and self.windows:
+            self._take_answers(wait=True)
         return windows, memory
 
     def track_windows(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
@@ -228,12 +253,9 @@ class ProgressModel(Vision):
             names = self.embed(batch.flatten()).reshape(*batch.shape, 1)
         named = (names[..., 0] != 0) & batch.valid
         ended = batch.ended
-        seen = memory["seen"].copy()
-        count = memory["count"].copy()
-        latest = memory["latest"].copy()
-        changed = {"seen": seen, "count": count, "latest": latest}
-        if self.is_even:
-            changed["met"] = memory["met"].copy()
+        changed = {name: memory[name].copy() for name in self.initial_memory(0)}
+        seen = changed["seen"]
+        latest = changed["latest"]
         windows = np.empty((*batch.shape, 2), np.int64)
         # Most steps have no named frame and no end: two flags a step spare them the work.
         any_named = named.any(axis=1).tolist()
@@ -242,7 +264,7 @@ class ProgressModel(Vision):
             windows[t, :, 0] = latest
             if any_named[t]:
                 for i in np.flatnonzero(named[t]).tolist():
-                    frames = seen[i, : count[i]].tolist()
+                    frames = seen[i][seen[i] != 0].tolist()
                     if self.is_even:
                         frames = thin_evenly(frames, int(changed["met"][i]), self.config.window)
                         changed["met"][i] += 1
@@ -251,7 +273,7 @@ class ProgressModel(Vision):
                         del frames[1:2]
                         frames = frames[: self.config.window - 1]
                     frames.append(int(names[t, i, 0]))
-                    count[i] = len(frames)
+                    seen[i] = 0
                     seen[i, : len(frames)] = frames
                     latest[i] = self._register_window(frames)
             windows[t, :, 1] = latest
@@ -261,8 +283,6 @@ class ProgressModel(Vision):
         return windows, changed
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        if self.encoder is not None:
-            return super().scan(batch, memory)
         windows = batch.extras.get(self.recalls)
         if windows is None:
             windows, memory = self.recall(batch, memory)
@@ -270,8 +290,6 @@ class ProgressModel(Vision):
         return values, memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        if self.encoder is not None:
-            return super().score(batch, memory)
         extras = dict(batch.extras)
         if str(self.embedding) not in extras and self.recalls not in extras:
             extras[str(self.embedding)] = self.embed(batch)
@@ -292,107 +310,68 @@ class ProgressModel(Vision):
     def known_scores(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of windows, float32, 0 where there is none yet; and whether there is, bool."""
         distinct, place = np.unique(names, return_inverse=True)
-        table = self.scores.table
-        fresh = self.fresh
-        scores = [table.get(name, fresh.get(name, math.nan)) for name in distinct.tolist()]
+        scores = [self.scores.table.get(name, math.nan) for name in distinct.tolist()]
         values = np.array(scores, np.float32)[place].reshape(names.shape)
         ready = ~np.isnan(values)
         values[~ready] = 0
         return values, ready
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        if self.encoder is not None:
-            return super().update(batch)
         rows = int(batch.valid.sum())
         if not rows:
             return {}
         self.scores.now += rows
-        self.scores.table.update(self.fresh)
-        self.fresh.clear()
-        metrics: dict[str, float] = {}
-        if self.annotator is not None:
-            self.annotator.offer(list(self.windows.values()), self.scores.now)
-            self.windows.clear()
-            answers = {}
-            for item, value in self.annotator.take(self.scores.now):
-                if not math.isnan(value):
-                    answers[name_of(str(item))] = value
-            self.scores.table.update(answers)
-            metrics = self.annotator.metrics()
-            if answers:
-                metrics["score"] = float(np.mean(list(answers.values())))
+        answers = self._take_answers()
+        metrics = self.annotator.metrics()
+        if answers:
+            metrics["score"] = float(np.mean(answers))
         # Less the start of an episode, whose score is known to be 0.
         metrics["scored"] = len(self.scores.table) - 1.0
         return metrics
 
     def notes(self) -> list[str]:
-        if self.encoder is not None:
-            return super().notes()
-        if self.annotator is None:
-            return self.judge.notes()
         return self.annotator.notes()
 
-    def judge_use(self) -> JudgeUse | None:
-        if self.encoder is not None or self.annotator is None:
-            return None
+    def judge_use(self) -> JudgeUse:
         return self.annotator.judge_use()
 
     def preflight(self) -> str:
-        if self.encoder is not None:
-            return ""
-        if self.annotator is None:
-            return str(self.judge.reach())
         return self.annotator.preflight()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, but for the windows that wait: their frames end with this process."""
         state = super().state_dict()
-        if "annotator" in state:
-            state["annotator"]["queue"]["waiting"] = []
+        state["annotator"]["queue"]["waiting"] = []
         return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Earlier versions had no annotator with `ask=at_once`.
+        super().load_state_dict({"annotator": self.annotator.state_dict(), **state})
 
     def _register_window(self, frames: Sequence[int]) -> int:
         """The name of a window of frames, which is to be scored if it is not yet."""
         item = " ".join(map(file_name, frames))
         name = name_of(item)
-        if name not in self.scores.table and name not in self.fresh:
+        if name not in self.scores.table:
             self.windows[name] = item
             if len(self.windows) > MAX_WAITING_WINDOWS:
                 oldest = next(iter(self.windows))
                 del self.windows[oldest]
         return name
 
-    def _ask_at_once(self) -> None:
-        """Score the windows that were met; what fails now is asked about when it is met again."""
+    def _take_answers(self, wait: bool = False) -> list[float]:
+        """Ask about the windows that were met, keep the scores that came, and return them."""
         items = list(self.windows.values())
         self.windows.clear()
-        stored = self.store.get(self.judge.identity, items) if items else {}
-        new = [item for item in items if item not in stored]
-        if self.config.budget:
-            answered = len(self.fresh) + len(self.scores.table) - 1
-            new = new[: max(self.config.budget - answered, 0)]
-        was_open = self.breaker.open
-        answers: list[float | JudgeError] = []
-        if new:
-            answers = in_parallel(self._ask_judge, new, getattr(self.judge, "concurrency", 1), self.breaker)
-        for item, value in [*stored.items(), *zip(new, answers)]:
-            if not isinstance(value, JudgeError) and not math.isnan(value):
-                self.fresh[name_of(str(item))] = value
-        if self.breaker.open and not was_open:
-            why = next(value for value in answers if isinstance(value, JudgeError))
-            print(f"progress_model: {why}; trying again in {self.breaker.pause:g} s", file=sys.stderr, flush=True)
-
-    def _ask_judge(self, item: str) -> float:
-        """The judge's score of a window, which the store keeps; JudgeError where there is none."""
-        start = time.monotonic()
-        answers = self.judge.label([item])
-        if answers.failed[0]:
-            raise JudgeError(answers.failure)
-        value = float(answers.value[0])
-        raw = answers.raw[0] if answers.raw else ""
-        seconds = time.monotonic() - start
-        self.store.put(self.judge.identity, [Label(item, value, raw, seconds, answers.tokens)])
-        return value
+        self.annotator.offer(items, self.scores.now)
+        if wait:
+            self.annotator.wait(items)
+        answers = {}
+        for item, value in self.annotator.take(self.scores.now):
+            if not math.isnan(value):
+                answers[name_of(str(item))] = value
+        self.scores.table.update(answers)
+        return list(answers.values())
 
 
 class ScoredWindows:

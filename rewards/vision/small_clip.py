@@ -91,15 +91,12 @@ class SmallClip(nn.Module):
 
     def fold(self) -> None:
         """Fold each batch normalisation of the image tower into the convolution before it."""
-        # The last pair are the names of both inside the `downsample` of a block.
-        pairs = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")]
         for module in self.visual.modules():
-            for convolution_name, norm_name in pairs:
-                norm = getattr(module, norm_name, None)
-                if isinstance(norm, nn.BatchNorm2d):
-                    convolution = getattr(module, convolution_name)
-                    setattr(module, convolution_name, fuse_conv_bn_eval(convolution, norm))
-                    setattr(module, norm_name, nn.Identity())
+            children = list(module.named_children())
+            for (convolution_name, convolution), (norm_name, norm) in itertools.pairwise(children):
+                if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                    module.add_module(convolution_name, fuse_conv_bn_eval(convolution, norm))
+                    module.add_module(norm_name, nn.Identity())
 
 
 class _Block(nn.Module):
@@ -316,11 +313,13 @@ class Tokenizer:
         parts = [self._letters[byte] for byte in word.encode()]
         parts[-1] += "</w>"
         while len(parts) > 1:
-            pairs = itertools.pairwise(parts)
-            rank, best = min((self._ranks.get(pair, math.inf), pair) for pair in pairs)
-            if rank == math.inf:
+            # What is joined first has the least rank; what a join makes possible has a higher one.
+            ranks = [self._ranks.get(pair, math.inf) for pair in itertools.pairwise(parts)]
+            least = min(ranks)
+            if least == math.inf:
                 break
-            parts = merge_pair(parts, best)
+            place = ranks.index(least)
+            parts[place : place + 2] = ["".join(parts[place : place + 2])]
         return [self._codes[part] for part in parts]
 
     def __call__(self, texts: list[str]) -> Tensor:
@@ -362,20 +361,6 @@ def read_merges(path: Path) -> list[tuple[str, ...]]:
     """The byte pairs of a vocabulary, the most frequent first; the file's first line is its version."""
     lines = gzip.decompress(path.read_bytes()).decode().split("\n")
     return [tuple(line.split()) for line in lines[1:]]
-
-
-def merge_pair(parts: list[str], pair: tuple[str, ...]) -> list[str]:
-    """The parts of a word with every occurrence of a pair joined, from left to right."""
-    merged = []
-    i = 0
-    while i < len(parts):
-        if tuple(parts[i : i + 2]) == pair:
-            merged.append("".join(pair))
-            i += 2
-        else:
-            merged.append(parts[i])
-            i += 1
-    return merged
 
 
 def load(folder: Path, untrained: bool = False) -> SmallClip:

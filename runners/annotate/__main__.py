@@ -43,14 +43,13 @@ from lodestar.files import LARGE, make_parent, open_to_append, read_bytes
 from lodestar.settings import setting
 from rewards.llm.annotation.annotator import Annotator, AnswerLimits
 from rewards.llm.judges import prompts
-from rewards.llm.judges.base import Answers, TextJudge, make_judge
-from rewards.llm.store import AnswerStore, label_in, read_rows
+from rewards.llm.judges.base import TextJudge, make_judge
+from rewards.llm.store import AnswerStore, Item, label_in, read_rows
 from runners.cli.command import Command
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 from runners.run.trust import require, saved_keys
 
-Item = str | tuple[str, str]
 # Seconds between two lines of progress.
 PROGRESS_EVERY_S = 5.0
 # Tokens and seconds of a model's answer, estimated for a dry run.
@@ -341,22 +340,22 @@ def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> 
     begin = time.monotonic()
     answers = judge.label(texts)
     seconds = time.monotonic() - begin
-    value = values_or_nan(answers)
+    value = answers.value
     findings: dict[str, Any] = {
         "texts": len(texts),
         "failed": float(answers.failed.mean()),
-        "unsure": float((np.isnan(answers.value) & ~answers.failed).mean()),
+        "unsure": float((np.isnan(value) & ~answers.failed).mean()),
         "positive": mean(value[~np.isnan(value)] > 0.5),
         "tokens an answer": answers.tokens / len(texts),
         "seconds an answer": seconds / len(texts),
-        **agreement("asked twice", value, values_or_nan(judge.label(texts))),
+        **agreement("asked twice", value, judge.label(texts).value),
     }
     if answers.failure:
         findings["first failure"] = answers.failure
     if len(texts) > 1:
         first, second = zip(*draw_pairs(texts, count, seed))
-        in_order = values_or_nan(judge.compare(first, second))
-        swapped = 1 - values_or_nan(judge.compare(second, first))
+        in_order = judge.compare(first, second).value
+        swapped = 1 - judge.compare(second, first).value
         both = ~(np.isnan(in_order) | np.isnan(swapped))
         findings |= {
             "pairs": len(first),
@@ -371,12 +370,8 @@ def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> 
 def labels_of(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:
     """The labels of another judge."""
     with closing(make_judge(name, **options)) as judge:
-        return values_or_nan(judge.label(texts))
-
-
-def values_or_nan(answers: Answers) -> np.ndarray:
-    """The values, NaN also where an answer failed."""
-    return np.where(answers.failed, np.nan, answers.value)
+        values: np.ndarray = judge.label(texts).value
+        return values
 
 
 def agreement(name: str, one: np.ndarray, two: np.ndarray) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
+from rewards.vision.training.sentences import make_lexicon
 from rewards.vision.training.templates import SYNONYMS
 from runners.cli.command import Command
 from runners.clip.config import ClipTraining
@@ -37,8 +38,10 @@ def train_clip(config: ClipTraining) -> dict[str, float]:
     from runners.clip.card import write_card
     from runners.clip.train import train
 
-    seconds = train(config, sentences, seen, synonyms)
-    return write_card(config, sentences, seen, held_out, synonyms, seconds)
+    baselines = [*sentences.describer.baselines, *sentences.constant]
+    lexicon = make_lexicon(config.env, sentences.taught, sentences.opposites, baselines, synonyms)
+    seconds = train(config, sentences, seen, lexicon)
+    return write_card(config, sentences, seen, held_out, lexicon, synonyms, seconds)
 
 
 def read_synonyms(source: str) -> dict[str, tuple[str, ...]]:

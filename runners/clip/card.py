@@ -12,7 +12,7 @@ from rewards.vision.encoder import ClipEncoder
 from rewards.vision.load import LOCAL, UNTRAINED
 from rewards.vision.training.captions import Caption, Grammar, truth
 from rewards.vision.training.lexicon import Lexicon, States
-from rewards.vision.training.sentences import Synonyms, make_lexicon, taught_and_held_out
+from rewards.vision.training.sentences import Synonyms, taught_and_held_out
 from rewards.vision.training.words import letters
 from runners.clip.config import ClipTraining
 from runners.clip.states import Seen, Sentences, states_where_true
@@ -50,7 +50,13 @@ class HeldOutScores:
 
 
 def write_card(
-    config: ClipTraining, sentences: Sentences, seen: Seen, held_out: Seen, synonyms: Synonyms, seconds: float
+    config: ClipTraining,
+    sentences: Sentences,
+    seen: Seen,
+    held_out: Seen,
+    lexicon: Lexicon,
+    synonyms: Synonyms,
+    seconds: float,
 ) -> dict[str, float]:
     """Measure the model on held-out states and write README.md beside it; returns the figures."""
     frames = np.stack(held_out.frames)
@@ -70,7 +76,6 @@ def write_card(
     figures = {"goal": rows[0].auroc}
     for name in ("auroc", "untrained", "gibberish"):
         figures[name] = _mean([getattr(row, name) for row in rows])
-    lexicon = make_lexicon(config.env, sentences.facts, sentences.opposites, sentences.describer.baselines, synonyms)
     states = sentences.states(held_out)
     for split, captions in split_captions(lexicon, synonyms).items():
         figures[split] = _mean(measure(lexicon, trained, captions, states))
@@ -100,9 +105,8 @@ def split_captions(lexicon: Lexicon, synonyms: Synonyms) -> dict[str, list[Capti
 def measure(lexicon: Lexicon, scores: HeldOutScores, captions: list[Caption], states: States) -> list[float]:
     """The AUROC of each caption whose truth is above and below one half in some of the states."""
     areas = []
-    for caption in captions:
-        target, _ = truth(lexicon, [caption], states)
-        holds = target[0] >= 0.5
+    truths, _ = truth(lexicon, captions, states)
+    for caption, holds in zip(captions, truths >= 0.5):
         if MIN_STATES <= holds.sum() <= len(holds) - MIN_STATES:
             areas.append(auroc(scores([caption.text])[0], holds))
     return areas
@@ -125,26 +129,29 @@ def card_text(
         "control: the same model untrained": "untrained",
         f"control: {GIBBERISH_SENTENCE!r} in place of each sentence": "gibberish",
     }
-    lines = [
-        f"# A small CLIP of {config.env}",
-        "",
-        "It reads a sentence, looks at a frame, and says how well they fit. **It is in-domain, not zero-shot**: its",
-        "captions were made from the simulator's state. It knows nothing of other environments.",
-        "",
-        f"    lodestar train env={config.env} reward=clip reward.clip.weights={config.out}",
-        "",
-        f"Trained on {config.frames:,} states for {figures['cpu_s']:.0f} CPU-seconds (seed {config.seed}). An AUROC is",
-        "the chance that a state of which the sentence is true scores higher than another. It is measured on",
-        f"{states:,} states of other episodes. `nan`: these states, or the synonyms, have nothing to measure it with.",
-        "",
-        "| sentences | AUROC, mean |",
-        "| --- | --- |",
-    ]
-    lines += [f"| {split} | {figures[name]:.2f} |" for split, name in splits.items()]
-    lines += ["", "| sentence | true of | AUROC | untrained |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        numbers = f"{row.share:.1%} | {row.auroc:.2f} | {row.untrained:.2f}"
-        lines.append(f"| {row.sentence} | {numbers} |")
+    split_rows = "\n".join(f"| {split} | {figures[name]:.2f} |" for split, name in splits.items())
+    sentence_rows = "\n".join(
+        f"| {row.sentence} | {row.share:.1%} | {row.auroc:.2f} | {row.untrained:.2f} |" for row in rows
+    )
+    text = f"""# A small CLIP of {config.env}
+
+It reads a sentence, looks at a frame, and says how well they fit. **It is in-domain, not zero-shot**: its
+captions were made from the simulator's state. It knows nothing of other environments.
+
+    lodestar train env={config.env} reward=clip reward.clip.weights={config.out}
+
+Trained on {config.frames:,} states for {figures["cpu_s"]:.0f} CPU-seconds (seed {config.seed}). An AUROC is
+the chance that a state of which the sentence is true scores higher than another. It is measured on
+{states:,} states of other episodes. `nan`: these states, or the synonyms, have nothing to measure it with.
+
+| sentences | AUROC, mean |
+| --- | --- |
+{split_rows}
+
+| sentence | true of | AUROC | untrained |
+| --- | --- | --- | --- |
+{sentence_rows}
+"""
     if constant:
-        lines += ["", f"Never seen to change, so not learnt: {', '.join(constant)}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nNever seen to change, so not learnt: {', '.join(constant)}.\n"
+    return text

@@ -146,10 +146,9 @@ class Sentences:
         return [pair for pair in self.describer.opposites if pair[0] in self.sentences]
 
     @property
-    def facts(self) -> dict[str, str]:
-        """Every sentence that is taught -> the fact that says how true it is."""
-        texts = [*self.sentences, *(negative for _, negative in self.opposites)]
-        return dict(zip(texts, texts))
+    def taught(self) -> list[str]:
+        """Every sentence that is taught."""
+        return [*self.sentences, *(negative for _, negative in self.opposites)]
 
     def chances(self, seen: Seen) -> np.ndarray:
         """How often each state is drawn, (N,), sum 1: the more often, the rarer its rarest sentence is."""

@@ -8,8 +8,8 @@ import torch
 from lodestar.files import make_folder
 from rewards.vision.training.captions import Grammar
 from rewards.vision.training.fit import Fit, train_image, train_text
+from rewards.vision.training.lexicon import Lexicon
 from rewards.vision.training.model import Tower, prepare, save, shipped_words
-from rewards.vision.training.sentences import Synonyms, make_lexicon
 from rewards.vision.training.words import far_words
 from runners.clip.config import ClipTraining
 from runners.clip.states import Seen, Sentences
@@ -21,13 +21,11 @@ TEXT_STATES = 200
 FRAMES_A_STEP = 96
 
 
-def train(config: ClipTraining, sentences: Sentences, seen: Seen, synonyms: Synonyms) -> float:
+def train(config: ClipTraining, sentences: Sentences, seen: Seen, lexicon: Lexicon) -> float:
     """Fit both towers and save the model; returns the CPU-seconds that this took."""
     begin = time.process_time()
     torch.set_num_threads(1)
     folder = make_folder(config.out)
-    baselines = [*sentences.describer.baselines, *sentences.constant]
-    lexicon = make_lexicon(config.env, sentences.facts, sentences.opposites, baselines, synonyms)
     frames = np.stack(seen.frames)
     states = sentences.states(seen)
     chances = sentences.chances(seen)

@@ -76,42 +76,36 @@ def examine(config: DoctorConfig) -> int:
 def all_checks(config: DoctorConfig) -> dict[str, Check]:
     """Everything that is looked at, in the order of the lines."""
     timeout = config.timeout
+    by_name: dict[str, Check] = {}
 
-    def in_own_process(name: str, target: str, *given: object, **line: Any) -> Check:
-        return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
+    def add(name: str, target: str, *given: object, **line: Any) -> None:
+        by_name[name] = partial(ask, name, f"runners.doctor.{target}", *given, **{"timeout": timeout, **line})
 
     core, extras = read_requirements()
-    by_name: dict[str, Check] = {
-        "python": in_own_process("python", "python"),
-        "packages": in_own_process("packages", "own_packages", fix="pip install lodestar-rl"),
-        "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
-        "pygame": in_own_process("pygame", "pygames"),
-        "torch": in_own_process("torch", "torch", fix="pip install 'torch>=2.10'"),
-        "cores": in_own_process("cores", "cores", required=False),
-        "disk": in_own_process("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
-    }
+    add("python", "checks:python")
+    add("packages", "checks:own_packages", fix="pip install lodestar-rl")
+    by_name["imports"] = partial(checks.imports, core or [DISTRIBUTION], 3 * timeout)
+    add("pygame", "checks:pygames")
+    add("torch", "checks:torch", fix="pip install 'torch>=2.10'")
+    add("cores", "checks:cores", required=False)
+    add("disk", "checks:disk", config.root, fix="root=<a folder that you may write to>")
     for name, env_id, drawn in ENVIRONMENTS:
-        by_name[name] = in_own_process(name, "environment", name, env_id, drawn, fix="see the line of its package")
+        add(name, "checks:environment", name, env_id, drawn, fix="see the line of its package")
     for name, world in ENVIRONMENT_OF_EXTRA.items():
         fix = f"pip install --force-reinstall 'lodestar-rl[{name}]'"
         if name == "nethack":
             fix = checks.BUILD_NETHACK
-        by_name[name] = in_own_process(
-            name, "extra_environment", name, extras.get(name, []), *world, fix=fix, required=False
-        )
+        add(name, "checks:extra_environment", name, extras.get(name, []), *world, fix=fix, required=False)
     if version("mujoco"):
         by_name["robots drawn"] = partial(checks.mujoco, timeout)
     if config.env:
-        by_name["env"] = in_own_process("env", "environment", "env", config.env, None, fix="python -m runners.list")
-    judge = (config.judge, config.model)
-    by_name |= {
-        "video": in_own_process("video", "video", fix="pip install --force-reinstall imageio-ffmpeg", required=False),
-        # Several questions, for which it gets three times as long.
-        "judge": partial(ask, "judge", "runners.doctor.judge:judge", *judge, required=False, timeout=3 * timeout),
-    }
+        add("env", "checks:environment", "env", config.env, None, fix="python -m runners.list")
+    add("video", "checks:video", fix="pip install --force-reinstall imageio-ffmpeg", required=False)
+    # Several questions, for which it gets three times as long.
+    add("judge", "judge:judge", config.judge, config.model, required=False, timeout=3 * timeout)
     for name, requirements in extras.items():
         if name not in (*ENVIRONMENT_OF_EXTRA, "video", "all", "docs", "test", "dev"):
-            by_name[f"[{name}]"] = in_own_process(f"[{name}]", "extra", name, *requirements, required=False)
+            add(f"[{name}]", "checks:extra", name, *requirements, required=False)
     return by_name
 
 

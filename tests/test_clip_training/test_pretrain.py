@@ -184,7 +184,8 @@ def trained(folder, rows=400, **steps):
     of = MODELS["lodestar"]
     new_words.write(folder, taught)
     model, tokenize, frozen = training_model.prepare(of.tower, folder, taught, vectors, seed=0)
-    grammar = Grammar(LEXICON, np.random.default_rng(0), attributes=("up", "down"))
+    grammar = Grammar(LEXICON, np.random.default_rng(0))
+    grammar.attributes = ("up", "down")
     states, frames = pendulums(0, rows)
     before = model.text.token_embedding.weight[frozen].clone()
     text_states, _ = LEXICON.sample(np.random.default_rng(1), rows // 2)

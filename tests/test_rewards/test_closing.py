@@ -46,7 +46,7 @@ HOLDERS = {
     "mix": (lambda path: rewards.make(["task", "count"], *SPACES), ["streams.task.reward", "streams.count.reward"]),
     "oni": (lambda path: ONI(ONIConfig(judge="rules", family="nethack"), *SPACES), ["annotator"]),
     "rubric": (lambda path: Rubric(RubricConfig(principles="A key. | key"), *SPACES), ["annotator"]),
-    "progress_model, at once": (lambda path: windows("at_once"), ["judge", "store", "frames"]),
+    "progress_model, at once": (lambda path: windows("at_once"), ["annotator", "frames"]),
     "progress_model, beside": (lambda path: windows("beside"), ["annotator", "frames"]),
     "texts": (lambda path: make_judge("openai", goal="g", **MODEL), ["chat"]),
     "vlm": (lambda path: VLM(**MODEL, goal="g"), ["chat", "store"]),

@@ -122,7 +122,7 @@ def test_rows_that_are_no_transitions_or_show_nothing_are_not_in_the_reference()
 
 
 def test_a_reference_without_spread_does_not_blow_noise_up():
-    calibration = Calibration((5, 95), 4)
+    calibration = Calibration(ContrastConfig(**RAW | {"reference": 4}))
     calibration.update(np.full(4, 0.25, np.float32))
     assert calibration(np.array([0.25, 0.25 + MIN_SCALE_WIDTH], np.float32), False) == pytest.approx([0, 1], abs=1e-3)
 

@@ -301,8 +301,8 @@ def test_frames_are_shown_as_pictures_of_which_the_newest_are_kept(tmp_path, mon
 
 def test_a_port_in_use_and_a_second_file_are_refused(judge, tmp_path):
     judge.ask(*pairs(), 10)
-    other = Human(answers="", port=judge.page.port)
-    assert other.reach() == f"port={judge.page.port} of the judge human is in use; give another, or 0 for any"
+    other = Human(answers="", port=judge.page.server_port)
+    assert other.reach() == f"port={judge.page.server_port} of the judge human is in use; give another, or 0 for any"
     assert judge.questions and Human(answers="").reach() == ""
     (tmp_path / "table.csv").write_text("first,second,label\n")
     with pytest.raises(ValueError, match=r"answers=.*table.csv is of another kind; give JSON lines"):
@@ -317,10 +317,10 @@ def test_a_length_below_zero_is_refused_at_once_and_a_browser_that_leaves_is_no_
     judge.ask(*pairs(), 10)
     tab = Tab(judge.page.address)
     request = f"POST /answer?token={tab.token} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", judge.page.port), timeout=5) as line:
+    with socket.create_connection(("127.0.0.1", judge.page.server_port), timeout=5) as line:
         line.sendall(request.encode() + b"x" * 10)
         assert line.recv(100).startswith(b"HTTP/1.0 400")
-    server = judge.page._server
+    server = judge.page
     for error in (BrokenPipeError("gone"), ConnectionResetError("gone"), TimeoutError("slow")):
         try:
             raise error

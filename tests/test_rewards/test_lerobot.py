@@ -165,5 +165,6 @@ def test_a_program_names_it_as_the_command_does(python, tmp_path):
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
     mix = make_reward(f"lerobot:{folder}", env, python=python, goal="the pole stands", ask="at_once")
     reward = mix.streams["progress_model"].reward
-    assert isinstance(reward, ProgressModel) and "(lerobot 0.6.1)" in reward.notes()[0]
+    assert isinstance(reward, ProgressModel) and not reward.preflight()
+    assert "(lerobot 0.6.1)" in reward.notes()[0]
     reward.close()

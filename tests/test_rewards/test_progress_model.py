@@ -113,7 +113,7 @@ def test_windows_are_scored_every_few_steps_and_at_the_end_and_the_reward_is_wha
     again, _ = mix.score(batch)
     assert len(server.seen) == count and np.array_equal(first["progress_model"], again["progress_model"])
     assert mix.update(batch, first)["progress_model/scored"] == 4
-    assert (memory["progress_model"]["count"] == 1).all()
+    assert (np.count_nonzero(memory["progress_model"]["seen"], axis=1) == 1).all()
     reward.close()
 
 
@@ -157,16 +157,18 @@ def test_beside_training_a_replay_is_relabelled_when_the_answers_come(server):
 
 
 @pytest.mark.parametrize("plan", [status(500), breaks_off, hangs(0.5), says("none"), status(400)])
-def test_a_fault_of_the_server_is_no_score_and_a_sentence(server, plan, capsys):
+def test_a_fault_of_the_server_is_no_score_and_a_sentence(server, plan):
     reward = make(server, every=1, more={"timeout": 0.2})
-    reward.breaker.failures = 1
     batch, memory = windows_of([201, 202]), reward.initial_memory(1)
-    server.plan += [plan] * 4
+    server.plan += [plan] * 20
     scores, _ = reward.scan(batch[:1], memory)
-    assert not scores.any() and "progress_model: " in capsys.readouterr().err
+    assert not scores.any() and reward.annotator.failure and reward.annotator.metrics()["failed"] >= 3
     server.plan.clear()
-    reward.breaker.until = 0.0  # it may be tried again
-    assert reward.scan(batch[:1], memory)[0].all()
+    until = time.monotonic() + LATE
+    while not scores.any() and time.monotonic() < until:
+        reward.annotator._asker.breaker.until = 0.0  # it may be tried again
+        scores, _ = reward.scan(batch[1:], memory)
+    assert scores.all()
     reward.close()
 
 
@@ -174,9 +176,23 @@ def test_a_judge_that_failed_too_often_is_left_alone(server):
     reward, count = make(server, every=1), len(server.seen)
     server.plan += [status(500)] * 40
     reward.scan(windows_of(range(150, 190)), reward.initial_memory(1))
-    assert len(server.seen) - count <= 5 + 8 and reward.breaker.open  # those in flight are not called back
+    # Those in flight are not called back.
+    assert len(server.seen) - count <= 5 + 8 and reward.annotator._asker.breaker.open
     server.plan.clear()
     reward.close()
+
+
+def test_a_run_of_an_earlier_version_that_waited_for_answers_continues(server):
+    reward = make(server, every=1)
+    batch, memory = windows_of([211]), reward.initial_memory(1)
+    expected, _ = reward.scan(batch, memory)
+    state = unpack(*pack(reward.state_dict()))
+    del state["annotator"]
+    other, count = make(server, every=1), len(server.seen)
+    other.load_state_dict(state)
+    assert other.scan(batch, memory)[0] == expected and len(server.seen) == count
+    reward.close()
+    other.close()
 
 
 def test_recorded_answers_keep_the_contract_and_need_no_server(server, tmp_path):
@@ -235,7 +251,7 @@ def test_bad_options_are_refused_in_a_sentence(judge, given, message):
 
 def test_a_server_needs_a_sentence_and_frames(server):
     with pytest.raises(ValueError, match="goal is empty; say what is wanted"):
-        make(server, goal=" ")
+        make(server, goal=" ").preflight()
     reward = make(server)
     with pytest.raises(ValueError, match=r"not none; use frame_size=8"):
         reward.embed(windows_of([1]).replace(frame=None).flatten())

@@ -111,7 +111,7 @@ def test_whole_episodes_of_any_length_reach_the_judge_with_their_sums():
 
 
 def test_episodes_that_are_not_whole_are_no_episodes():
-    found = LastEpisodes(2, 9, lambda episode: np.zeros(1))
+    found = LastEpisodes(2, 9, summarise=lambda episode: np.zeros(1))
     batch = in_episodes(walk(steps=12, envs=1))
     found.add(batch[2:8])  # begins within the first one
     assert len(found) == 0 and found.left.shape == (3, 1)

@@ -53,10 +53,10 @@ def test_the_oldest_make_room():
     cache(frames_of(0, 1), 64)
     cache(frames_of(2, 3), 64)  # 0 is gone
     cache(frames_of(1, 2, 3), 64)
-    assert cache.found == 3 and len(cache.slots) == 3
+    assert cache.found == 3 and len(cache.table) == 3
     assert cache(frames_of(0), 64).tolist() == Encoder()(frames_of(0), 64).tolist() and cache.missed == 5
     many = frames_of(*range(10, 20))
-    assert cache(many, 64).tolist() == Encoder()(many, 64).tolist() and len(cache.slots) == 3
+    assert cache(many, 64).tolist() == Encoder()(many, 64).tolist() and len(cache.table) == 3
     both = frames_of(19, 30, 31, 32)  # what it holds makes room for what comes with it
     assert cache(both, 64).tolist() == Encoder()(both, 64).tolist()
 
@@ -67,7 +67,7 @@ def test_it_switches_itself_off_where_next_to_nothing_comes_back(monkeypatch):
     for i in range(25):
         off(frames_of(i), 64)
         on(frames_of(i, 0), 64)
-    assert not off.is_worthwhile and off.missed == 20 and off.table is None
+    assert not off.is_worthwhile and off.missed == 20 and not off.table
     assert on.is_worthwhile and on.missed == 25
     assert off(frames_of(3, 3), 64).tolist() == Encoder()(frames_of(3, 3), 64).tolist()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewards.vision.training.lexicon import Lexicon, States
+from rewards.vision.training.lexicon import Attribute, Lexicon, States, SubjectNames
 from rewards.vision.training.templates import (
     NEGATIONS,
     NEGATIONS_HELD_OUT,
@@ -66,7 +66,6 @@ class Grammar:
         vocabulary: words for the sentences without meaning; in-domain words and their neighbours must not be among
             them.
         held_out: None draws what training may see; "synonyms", "fresh", "phrasings" or "pairs" only what it may not.
-        attributes: what `draw` speaks about; None for all of the lexicon.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class Grammar:
         rng: np.random.Generator,
         vocabulary: Sequence[str] = THINGS,
         held_out: str | None = None,
-        attributes: Sequence[str] | None = None,
     ) -> None:
         self.lexicon = lexicon
         self.rng = rng
-        self.attributes = tuple(lexicon.attributes if attributes is None else attributes)
-        self.vocabulary = list(vocabulary)
+        # What `draw` speaks about.
+        self.attributes = tuple(lexicon.attributes)
+        self.vocabulary = vocabulary
         self.held_out = held_out
 
     def pick(self, options: Sequence[str]) -> str:
@@ -89,14 +88,19 @@ class Grammar:
 
     def subject(self, about: str) -> str:
         """A name for a kind of thing."""
-        subject = self.lexicon.subjects[about]
-        return self.pick({"fresh": subject.fresh, "synonyms": subject.held_out}.get(self.held_out or "", subject.said))
+        return self._wording(self.lexicon.subjects[about])
 
     def predicate(self, name: str) -> str:
         """A way to say an attribute."""
-        attribute = self.lexicon.attributes[name]
-        choice = {"fresh": attribute.fresh, "synonyms": attribute.held_out}.get(self.held_out or "", attribute.said)
-        return self.pick(choice)
+        return self._wording(self.lexicon.attributes[name])
+
+    def _wording(self, of: SubjectNames | Attribute) -> str:
+        match self.held_out:
+            case "fresh":
+                return self.pick(of.fresh)
+            case "synonyms":
+                return self.pick(of.held_out)
+        return self.pick(of.said)
 
     def clause(self, name: str, *, denied: bool = False) -> Caption:
         """One claim about one subject."""
@@ -160,16 +164,17 @@ class Grammar:
             text = " ".join(words)
         elif kind < 0.5:
             text = " ".join(self.pick(self.vocabulary) for _ in range(rng.integers(1, 8)))
-        elif kind < 0.75:
-            text = self.pick(TEMPLATES[:-4]).format(s=self.pick(lexicon.things), p=self.pick(lexicon.qualities), t="")
-        elif kind < 0.88:
-            text = self.pick(TEMPLATES[:4]).format(
-                s=self.pick(lexicon.things), p=self.predicate(self.pick(tuple(lexicon.attributes))), t=""
-            )
         else:
-            text = self.pick(TEMPLATES[:4]).format(
-                s=self.subject(self.pick(tuple(lexicon.baselines))), p=self.pick(lexicon.qualities), t=""
-            )
+            template = self.pick(TEMPLATES[:-4] if kind < 0.75 else TEMPLATES[:4])
+            if kind < 0.88:
+                s = self.pick(lexicon.things)
+            else:
+                s = self.subject(self.pick(tuple(lexicon.baselines)))
+            if 0.75 <= kind < 0.88:
+                p = self.predicate(self.pick(tuple(lexicon.attributes)))
+            else:
+                p = self.pick(lexicon.qualities)
+            text = template.format(s=s, p=p, t="")
         return Caption(text, ())
 
     def draw(self, count: int) -> list[Caption]:

@@ -30,7 +30,6 @@ TRUTH_OFFSET = 0.25
 CAPTIONS_A_PASS = 250
 # A loss is reported as a mean of the last ones, every so many steps.
 LOSSES_A_REPORT = 100
-FINAL_LOSSES = 50
 WEIGHT_DECAY = 0.05
 
 
@@ -75,27 +74,23 @@ def encode_captions(
 
 def train_text(
     model: SmallClip, tokenize: Tokenizer, frozen: Tensor, grammar: Grammar, states: States, fit: Fit
-) -> float:
-    """Fit the text tower to the world itself: states get free embeddings, fitted along; returns the last mean loss.
+) -> None:
+    """Fit the text tower to the world itself: states get free embeddings, fitted along.
 
     No image is drawn, so the language, which needs many sentences, is learnt in a minute or two.
     """
     generator = torch.Generator().manual_seed(fit.seed)
     shuffle_rng = np.random.default_rng(fit.seed + 1) if fit.shuffle else None
     points = nn.Parameter(0.1 * torch.randn(len(states), model.embed_dim, generator=generator))
-    optimiser, schedule = _optimiser(model.text, fit.lr, fit.text_steps, points)
-    model.train()
-    losses: list[float] = []
-    for step in range(fit.text_steps):
+
+    def loss() -> Tensor:
         captions = grammar.draw(fit.captions)
         tokens = tokenize([caption.text for caption in captions])
         text = encode_captions(model, tokens, frozen, fit.noise, generator)
-        loss = _loss(text, normalize(points, dim=-1), captions, states, grammar.lexicon, shuffle_rng)
-        _descend(loss, optimiser, schedule, model.text)
-        losses.append(loss.item())
-        _report("text", step, fit.text_steps, losses)
+        return _loss(text, normalize(points, dim=-1), captions, states, grammar.lexicon, shuffle_rng)
+
+    _descend("text", model.text, loss, fit.lr, fit.text_steps, points)
     model.eval()
-    return float(np.mean(losses[-FINAL_LOSSES:]))
 
 
 def train_image(
@@ -107,21 +102,19 @@ def train_image(
     tower: Tower,
     fit: Fit,
     chances: np.ndarray | None = None,
-) -> float:
-    """Fit the image tower to a bank of sentences that the finished text tower has read; returns the last mean loss."""
+) -> None:
+    """Fit the image tower to a bank of sentences that the finished text tower has read."""
     captions = grammar.draw(fit.bank)
-    passes = []
+    tokens = tokenize([caption.text for caption in captions])
     with torch.no_grad():
-        for start in range(0, len(captions), CAPTIONS_A_PASS):
-            texts = [caption.text for caption in captions[start : start + CAPTIONS_A_PASS]]
-            passes.append(model.encode_text(tokenize(texts), normalize=True))
+        passes = [model.encode_text(part, normalize=True) for part in tokens.split(CAPTIONS_A_PASS)]
     text = torch.cat(passes)
     rng = np.random.default_rng(fit.seed + 4) if fit.shuffle else None
 
     def loss(image: Tensor, seen: States) -> Tensor:
         return _loss(text, image / image.norm(dim=-1, keepdim=True), captions, seen, grammar.lexicon, rng)
 
-    return fit_tower(model.visual, loss, frames, states, tower, fit, chances)
+    fit_tower(model.visual, loss, frames, states, tower, fit, chances)
 
 
 def fit_tower(
@@ -132,30 +125,26 @@ def fit_tower(
     tower: Tower,
     fit: Fit,
     chances: np.ndarray | None = None,
-) -> float:
-    """Descend `loss(features, states)` over augmented frames; returns its last mean.
+) -> None:
+    """Descend `loss(features, states)` over augmented frames.
 
     Frames are drawn with equal chances, or by `chances` (N,), which sum to one.
     """
     generator = torch.Generator().manual_seed(fit.seed + 3)
     rng = np.random.default_rng(fit.seed + 3)
     pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
-    optimiser, schedule = _optimiser(visual, fit.lr, fit.steps)
-    visual.to(memory_format=torch.channels_last).train()
-    losses: list[float] = []
-    for step in range(fit.steps):
+    visual.to(memory_format=torch.channels_last)
+
+    def loss_of_batch() -> Tensor:
         if chances is None:
             rows = rng.integers(len(frames), size=fit.batch)
         else:
             rows = rng.choice(len(frames), size=fit.batch, p=chances)
         image = augment(pixels[torch.from_numpy(rows)].float() / 255, generator, fit.recolour)
         whitened = (image - tower.mean) / tower.std
-        value = loss(visual(whitened.contiguous(memory_format=torch.channels_last)), states[rows])
-        _descend(value, optimiser, schedule, visual)
-        losses.append(value.item())
-        _report("image", step, fit.steps, losses)
-    visual.eval()
-    return float(np.mean(losses[-FINAL_LOSSES:]))
+        return loss(visual(whitened.contiguous(memory_format=torch.channels_last)), states[rows])
+
+    _descend("image", visual, loss_of_batch, fit.lr, fit.steps)
 
 
 def _loss(
@@ -177,10 +166,10 @@ def _loss(
     return (weight * error.square()).mean()
 
 
-def _optimiser(
-    module: nn.Module, lr: float, steps: int, points: nn.Parameter | None = None
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW over a tower and the free embeddings of states, and the schedule of its rate."""
+def _descend(
+    tower: str, module: nn.Module, loss: Callable[[], Tensor], lr: float, steps: int, points: nn.Parameter | None = None
+) -> None:
+    """Train a tower, and the free embeddings of states, with AdamW."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
@@ -200,22 +189,17 @@ def _optimiser(
         gone = max(0, step - warm) / max(1, steps - warm)
         return min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * gone)))
 
-    return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, share)
-
-
-def _descend(
-    loss: Tensor,
-    optimiser: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    module: nn.Module,
-) -> None:
-    optimiser.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-    optimiser.step()
-    schedule.step()
-
-
-def _report(tower: str, step: int, steps: int, losses: list[float]) -> None:
-    if (step + 1) % LOSSES_A_REPORT == 0 or step + 1 == steps:
-        print(f"{tower} tower: step {step + 1}/{steps}, loss {np.mean(losses[-LOSSES_A_REPORT:]):.4f}", flush=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+    losses: list[float] = []
+    module.train()
+    for step in range(1, steps + 1):
+        value = loss()
+        optimiser.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        losses.append(value.item())
+        if step % LOSSES_A_REPORT == 0 or step == steps:
+            print(f"{tower} tower: step {step}/{steps}, loss {np.mean(losses[-LOSSES_A_REPORT:]):.4f}", flush=True)
+    module.eval()

@@ -28,7 +28,8 @@ def augment(frames: Tensor, generator: torch.Generator, recolour: bool = True) -
     frames = _shift(frames, generator)
     if recolour:
         frames = torch.where(random_rows(0.4), _vary_colours(frames, generator), frames)
-        frames = torch.where(random_rows(0.1), _to_grey(frames), frames)
+        grey = frames.mean(1, keepdim=True)
+        frames = torch.where(random_rows(0.1), grey, frames)
         swapped = random_rows(0.1)
         order = torch.randperm(3, generator=generator)
         frames = torch.where(swapped, frames[:, order], frames)
@@ -72,8 +73,3 @@ def _draw_signed(n: int, channels: int, generator: torch.Generator) -> Tensor:
     """Uniform numbers in [-1, 1)."""
     uniform = torch.rand(n, channels, 1, 1, generator=generator)
     return 2 * uniform - 1
-
-
-def _to_grey(frames: Tensor) -> Tensor:
-    grey = frames.mean(1, keepdim=True)
-    return grey.expand(-1, 3, -1, -1)

@@ -22,7 +22,6 @@ from rewards.vision.training.lexicon import Lexicon
 
 # Both files of a vocabulary.
 WORDS_FILES = ("words.txt", "bpe.txt.gz")
-MAX_CAPTION_TOKENS = 64
 # Of the text tower, and of a word's vector.
 WORD_WIDTH = 96
 # Byte codes as they are and at the end of a word, and the start and the end of a sentence.
@@ -44,28 +43,13 @@ class Tower:
 
 
 def description(tower: Tower, vocab_size: int) -> dict[str, Any]:
-    """open_clip's description of a model: a small ResNet, two text layers of width 96, how frames are normalised."""
-    return {
-        "model_cfg": {
-            "embed_dim": 64,
-            "custom_text": True,
-            "vision_cfg": {"layers": [1, 1, 1, 1], "width": tower.width, "image_size": tower.size},
-            "text_cfg": {
-                "context_length": MAX_CAPTION_TOKENS,
-                "vocab_size": vocab_size,
-                "width": WORD_WIDTH,
-                "heads": 4,
-                "layers": 2,
-                "tokenizer_kwargs": {"bpe_path": "bpe.txt.gz", "clean": "canonicalize"},
-            },
-        },
-        "preprocess_cfg": {
-            "mean": [tower.mean] * 3,
-            "std": [tower.std] * 3,
-            "interpolation": "bilinear",
-            "resize_mode": "squash",
-        },
-    }
+    """open_clip's description of a model: that of the first shipped one, but for its frames and its words."""
+    config = small_clip.read_config(SHIPPED_WEIGHTS)
+    model = config["model_cfg"]
+    model["vision_cfg"] |= {"width": tower.width, "image_size": tower.size}
+    model["text_cfg"]["vocab_size"] = vocab_size
+    config["preprocess_cfg"] |= {"mean": [tower.mean] * 3, "std": [tower.std] * 3}
+    return config
 
 
 def prepare(

@@ -62,7 +62,7 @@ def taught_and_held_out(synonyms: Synonyms) -> tuple[dict[str, tuple[str, ...]],
 
 def make_lexicon(
     env: str,
-    facts: Mapping[str, str],
+    sentences: Sequence[str],
     opposites: Sequence[tuple[str, str]],
     baselines: Sequence[str],
     synonyms: Synonyms,
@@ -71,7 +71,7 @@ def make_lexicon(
 
     Args:
         env: its id.
-        facts: sentence -> the fact of `States` that says how true it is.
+        sentences: each has a fact of `States` of that name, which says how true it is.
         opposites: pairs of these sentences.
         baselines: sentences that are true of every frame.
         synonyms: word -> other words for it.
@@ -80,21 +80,18 @@ def make_lexicon(
     attributes: dict[str, Attribute] = {}
     subjects: dict[str, SubjectNames] = {}
 
-    def everywhere(text: str) -> tuple[str, ...]:
-        return (env,)
-
     def wordings(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The wordings for training, and those for the test, which are the same where there are no others."""
         said = tuple(with_synonyms(text, taught))
         unseen = tuple(other for other in with_synonyms(text, held_out) if other not in said)
         return said, unseen or said
 
-    for sentence, fact in facts.items():
+    for sentence in sentences:
         about, predicate = split_sentence(sentence)
         attributes[sentence] = Attribute(
-            about, methodcaller("fact", fact), *wordings(predicate), alone=not about, worlds=(env,)
+            about, methodcaller("fact", sentence), *wordings(predicate), alone=not about, worlds=(env,)
         )
-        subjects[about] = SubjectNames(everywhere, *wordings(about))
+        subjects[about] = SubjectNames(lambda text: (env,), *wordings(about))
     pictures: dict[str, tuple[str, ...]] = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]
@@ -103,7 +100,7 @@ def make_lexicon(
         pictures[about] = tuple(own or ("a picture",))
     names = tuple(attributes)
     half = len(names) // 2
-    known = set(letters(" ".join([*facts, *baselines])))
+    known = set(letters(" ".join([*sentences, *baselines])))
     return Lexicon(
         worlds=(World(env, (env,), _no_scenes, _no_scenes),),
         attributes=attributes,
