@@ -49,7 +49,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.transitions import Transitions, put
-from envs.types import Memory
+from envs.types import Memory, StateDict
 from lodestar.mappings import map_values, take_rows
 from lodestar.settings import Settings, check_config, setting
 from lodestar.state import Stateful, restore, state_of
@@ -63,6 +63,10 @@ AVERAGE = "average"
 # The least share of the mean's size that a stream's rewards are divided by.
 MIN_SPREAD_SHARE = 0.1
 Answer = TypeVar("Answer")
+# Numbers to log, by name.
+Metrics = dict[str, float]
+# Scores along a rollout, (T, N), and the memory after it.
+Walk = tuple[np.ndarray, Memory]
 # Within `sharing`, place and key -> the answer, and the array, in whose memory nothing else can lie meanwhile.
 _shared_answers: ContextVar[dict[Any, Any] | None] = ContextVar("shared_answers", default=None)
 
@@ -247,7 +251,7 @@ class Reward(ABC):
         the new.
         """
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         """Learn from fresh transitions, shape (N,) or (T, N) in time order; returns metrics to log."""
         return {}
 
@@ -255,7 +259,7 @@ class Reward(ABC):
         """Memory for `n` environments whose episodes begin; None for a reward without memory."""
         return None
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         """Score a rollout (T, N) along time; only for rewards with a memory, which is not written into.
 
         Returns float32 (T, N), rows that are not ready 0, and the memory for the step after. Memory of an ended episode
@@ -263,20 +267,18 @@ class Reward(ABC):
         once; the answer must be the one that `score` gives step by step.
         """
         raw = np.empty(batch.shape, np.float32)
-        valid = batch.valid
-        ended = batch.ended
-        for t, (all_valid, any_ended) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
             scored, after = self.score(batch[t], memory)
             raw[t] = values_of(scored)
             # The memory is None for rows from a replay, where the extra in `recalls` stands for it.
-            if not all_valid and memory is not None:
-                after = merge_memory(after, memory, ~valid[t])
-            if any_ended and memory is not None:
-                after = merge_memory(after, self.initial_memory(batch.shape[1]), ended[t])
+            if memory is not None and not valid.all():
+                after = merge_memory(after, memory, ~valid)
+            if memory is not None and ended.any():
+                after = merge_memory(after, self.initial_memory(len(ended)), ended)
             memory = after
         return raw, memory
 
-    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def recall(self, batch: Transitions, memory: Memory) -> Walk:
         """What `recalls` names, at each row, float32 (T, N), and the memory after; only for rewards that name one.
 
         A replay buffer keeps it, in time order; `score` and `scan` read `batch.extras[recalls]` where it is there and
@@ -314,10 +316,10 @@ class Reward(ABC):
             if hasattr(part, "close"):
                 part.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
         names = {name for name, value in vars(self).items() if _has_state(value)}
         if names != set(state):
@@ -330,7 +332,7 @@ class Reward(ABC):
 def valid_rows(batch: Transitions) -> Transitions:
     """The rows to learn from, flat: those that are transitions."""
     flat = batch.flatten()
-    return flat if flat.valid.all() else flat[np.asarray(flat.valid, bool)]
+    return flat if flat.valid.all() else flat[flat.valid]
 
 
 def one_row(batch: Transitions) -> Transitions:
@@ -351,10 +353,8 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
 
     `ask(missing)` returns those of the mask `missing`: where an episode begins or there is no row before.
     """
-    before = np.empty_like(at_next)
+    before = np.roll(at_next, 1, axis=0)
     missing = rows_without_previous(batch)
-    if len(batch.shape) == 2:
-        before[1:] = at_next[:-1]
     if missing.any():
         before[missing] = ask(missing)
     return before

@@ -19,14 +19,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from unittest import mock
 
-import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space
 
 from envs.transitions import Transitions, concatenate, index_obs, map_obs, put
 from envs.types import MODALITIES, MODALITY_FIELDS, OBS_MODALITIES, Memory
 from lodestar.mappings import map_values, take_rows
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Metrics, Reward, RewardConfig, Scored, Walk
 
 ALL_FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
 # What was there before the action, and that with what the action led to.
@@ -52,8 +53,8 @@ class RewardCheckError(Exception):
 
 def check_reward(
     reward: Reward | type[Reward],
-    observation_space: gym.Space | None = None,
-    action_space: gym.Space | None = None,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
     transitions: Transitions | None = None,
     *,
     seeds_differ: bool = False,
@@ -95,8 +96,8 @@ class _Check:
         else:
             self.config = config_class()
             self.device = "cpu"
-            self.observation_space = observation_space or gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
-            self.action_space = action_space or gym.spaces.Discrete(3)
+            self.observation_space = observation_space or spaces.Box(-1.0, 1.0, (4,), np.float32)
+            self.action_space = action_space or spaces.Discrete(3)
         self.reward = self.build(seed=0)
         rollout = transitions or random_rollout(
             self.observation_space, self.action_space, self.reward.requires, self.reward.frame_size or 64
@@ -141,7 +142,7 @@ class _Check:
         strange = score[~np.isfinite(score)][:1]
         self.need(not len(strange), f"score returned {strange} {what}; every score must be finite")
 
-    def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
+    def build(self, *, seed: int, observation_space: Space | None = None) -> Reward:
         space = observation_space or self.observation_space
         config = copy.deepcopy(self.config)
         with self.guard("building it"):
@@ -164,11 +165,11 @@ class _Check:
         if batch is not None and not is_equal(vars(batch_before), vars(batch)):
             self.fail(f"{what} wrote into the batch it was given; change a copy of its arrays instead")
 
-    def update(self, reward: Reward, batch: Transitions) -> dict[str, float]:
+    def update(self, reward: Reward, batch: Transitions) -> Metrics:
         with self.guard("update", batch):
             return reward.update(batch)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         with self.guard("scan", batch):
             return self.reward.scan(batch, memory)
 
@@ -178,9 +179,7 @@ class _Check:
         memory = reward.initial_memory(batch.shape[0]) if self.has_memory else None
         return self.score_and_memory(batch, memory, reward)[0]
 
-    def score_and_memory(
-        self, batch: Transitions, memory: Memory, reward: Reward | None = None
-    ) -> tuple[np.ndarray, Memory]:
+    def score_and_memory(self, batch: Transitions, memory: Memory, reward: Reward | None = None) -> Walk:
         """The bare scores of a flat batch, and the memory that comes with them."""
         reward = reward or self.reward
         arguments = (batch, memory) if self.has_memory else (batch,)
@@ -343,7 +342,7 @@ class _Check:
 
     def check_long_episode(self) -> None:
         steps, envs = self.rollout.shape
-        pieces = [self.rollout.map(np.copy)] * math.ceil(LONG_EPISODE_STEPS / steps)
+        pieces = [self.rollout] * math.ceil(LONG_EPISODE_STEPS / steps)
         never = np.zeros((LONG_EPISODE_STEPS, envs), bool)
         step = never + np.arange(LONG_EPISODE_STEPS)[:, None]
         episode = concatenate(pieces)[:LONG_EPISODE_STEPS].replace(terminated=never, truncated=never, step=step)
@@ -488,7 +487,7 @@ class _Check:
         if not {"obs", "next_obs"} & set(self.reward.requires):
             return
         # Either the constructor refuses it, or the reward scores it.
-        space = gym.spaces.Text(5)
+        space = spaces.Text(5)
         words = np.array(["word"] * len(self.flat.step), dtype=object)
         try:
             reward = self.build(seed=0, observation_space=space)
@@ -594,19 +593,18 @@ def seed_generators(seed: int) -> Iterator[None]:
 
 
 def random_rollout(
-    observation_space: gym.Space,
-    action_space: gym.Space,
+    observation_space: Space,
+    action_space: Space,
     requires: Collection[str] = (),
     frame_size: int = 64,
     *,
     steps: int = 6,
     envs: int = 4,
-    signals: int = 9,
     seed: int = 0,
 ) -> Transitions:
     """A rollout (steps, envs) in time order; the first episode of environment 0 terminates, that of 1 is truncated.
 
-    Frames (random pixels), texts and so many signals are there if `requires` names them; the spaces' own generators
+    Frames (random pixels), texts and nine signals are there if `requires` names them; the spaces' own generators
     are left alone.
     """
     rng = np.random.default_rng(seed)
@@ -624,7 +622,7 @@ def random_rollout(
     shape = (steps + 1, envs)
     frames = rng.integers(0, 256, (*shape, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(RANDOM_CAPTIONS, dtype=object)[rng.integers(0, len(RANDOM_CAPTIONS), shape)]
-    numbers = rng.normal(size=(*shape, signals)).astype(np.float32)
+    numbers = rng.normal(size=(*shape, 9)).astype(np.float32)
     modalities: dict[str, Any] = {}
     for name, x in (("frame", frames), ("text", texts), ("signals", numbers)):
         if name in requires:
@@ -646,10 +644,10 @@ def random_rollout(
     )
 
 
-def _sample(space: gym.Space, steps: int, envs: int, seed: int) -> Any:
-    batch_space = gym.vector.utils.batch_space(space, steps * envs)
-    batch_space.seed(seed)
-    return map_obs(lambda x: x.reshape(steps, envs, *x.shape[1:]), batch_space.sample())
+def _sample(space: Space, steps: int, envs: int, seed: int) -> Any:
+    rows_space = batch_space(space, steps * envs)
+    rows_space.seed(seed)
+    return map_obs(lambda x: x.reshape(steps, envs, *x.shape[1:]), rows_space.sample())
 
 
 def _exchange_rows(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,16 +212,11 @@ def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np
     rng = np.random.default_rng(seed)
     slopes = rng.normal(size=(width, count)) / np.sqrt(max(width, 1))
     phases = rng.uniform(0, 2 * np.pi, count)
-
-    def features(states: np.ndarray) -> np.ndarray:
-        cosines = np.cos(states @ slopes + phases)
-        columns = [np.ones((len(states), 1)), cosines]
-        if width <= count:
-            columns.insert(1, states)
-        return np.concatenate(columns, 1)
-
-    half = rows // 2
-    return features(states[:half]), features(states[half:])
+    columns = [np.ones((rows, 1)), np.cos(states @ slopes + phases)]
+    if width <= count:
+        columns.insert(1, states)
+    before, after = np.split(np.concatenate(columns, 1), 2)
+    return before, after
 
 
 def _flatten(obs: Array) -> np.ndarray:

@@ -25,7 +25,7 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, values_of
+from rewards.base import Metrics, Reward, RewardConfig, Walk, values_of
 
 # Options of a stream belong to the gate and not to what it holds.
 STREAM_OPTIONS = ("weight", "scale", "shape", "gamma", "credit")
@@ -128,11 +128,11 @@ class Gate(Pair):
             memory |= _with_prefix(side, reward.initial_memory(n) or {})
         return memory
 
-    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+    def score(self, batch: Transitions, memory: Memory = None) -> Walk:
         passed, memory = self.scan(batch[None], memory)
         return passed[0], memory
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         """What the gate lets through at each row of a rollout (T, N), and the memory after it."""
         config = self.config
         scores = []
@@ -167,8 +167,8 @@ class Gate(Pair):
             total, outcome, steps = (np.where(ended, 0, x) for x in (total, outcome, steps))
         return passed, {"sum": total, "outcome": outcome, "steps": steps} | after
 
-    def update(self, batch: Transitions) -> dict[str, float]:
-        metrics: dict[str, float] = {}
+    def update(self, batch: Transitions) -> Metrics:
+        metrics: Metrics = {}
         for side, reward in zip(self.config.sides, self.both):
             for key, value in reward.update(batch).items():
                 metrics[f"{side}_{key}"] = value

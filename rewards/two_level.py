@@ -30,7 +30,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import Reward, Scored, valid_rows, values_of
+from rewards.base import Metrics, Reward, Scored, valid_rows, values_of
 from rewards.exploration.learned import Layout, refuse_rows
 from rewards.gate import Pair, PairConfig
 from rewards.llm.judges.base import JUDGES, TextJudge, make_judge
@@ -114,7 +114,7 @@ class TwoLevel(Pair):
         refuse_rows(states, self.config.name)
         return np.asarray(states, np.float32)
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         """The cheap reward learns; a session where one is due, whose `error` is that of the score before it."""
         flat = valid_rows(batch)
         config = self.config
@@ -131,10 +131,10 @@ class TwoLevel(Pair):
             if len(self.asked):
                 rows = self.asked.pick(np.arange(len(self.asked))).flatten()
                 correction.fit(self.states(rows), values_of(self.cheap.score(rows)))
-                metrics["rho"] = float(correction.trend[1])
-        return {**metrics, "asked": float(correction.given)}
+                metrics["rho"] = correction.trend[1]
+        return {**metrics, "asked": correction.given}
 
-    def session(self, flat: Transitions, count: int) -> dict[str, float]:
+    def session(self, flat: Transitions, count: int) -> Metrics:
         """Ask about `count` of the newest transitions (N,)."""
         correction = self.correction
         rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATE_TRANSITIONS]]
@@ -153,7 +153,7 @@ class TwoLevel(Pair):
         slim_rows = self.asked.slim(rows)
         self.asked.pool.extend(slim_rows[row : row + 1] for row in np.flatnonzero(answered))
         correction.dear = np.append(correction.dear, dear)
-        return {"failed": 1 - float(answered.mean()), "error": float(np.abs(score[answered] - dear).mean())}
+        return {"failed": 1 - answered.mean(), "error": np.abs(score[answered] - dear).mean()}
 
 
 class Correction(Stateful):

@@ -4,12 +4,10 @@ env = meter_costs(env, mix)     as it is where no stream of the mix has a limit
 env.means()                     by the name of the stream: its mean cost so far
 """
 
-from typing import Any
-
 import gymnasium as gym
 
 from envs.transitions import Transitions
-from envs.types import Options
+from envs.types import Info, Options
 from rewards.adapters.driver import EpisodeTracker, TrackedEnv, modality_options
 from rewards.mix.mix import Mix, Stream
 
@@ -40,7 +38,7 @@ class Costs(TrackedEnv):
         self.sums = dict.fromkeys(mix.limits, 0.0)
         self.counts = {"step": 0, "episode": 0}
 
-    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+    def observe(self, batch: Transitions, info: Info) -> bool:
         batch = self.mix.embed(batch)
         memory = self.tracker.memory
         for name, stream in self.streams.items():

@@ -11,9 +11,9 @@ from gymnasium.utils import RecordConstructorArgs
 from envs.observations import fits
 from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions
-from envs.types import Memory, Options
+from envs.types import EnvReset, EnvStep, Info, Memory, Options, StateDict
 from lodestar.state import Stateful
-from rewards.base import Reward, merge_memory
+from rewards.base import Metrics, Reward, merge_memory
 from rewards.mix.mix import Mix, Stream, add_parts, refuse_missing
 
 
@@ -73,12 +73,12 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         self.tracker = tracker
         self._obs: Any = None  # the environment's own
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         self._obs, info = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of_one(info))
         return self.current_obs(), info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         step = (self._obs, action, float(reward), obs, terminated, truncated, info)
         self._obs = obs
@@ -91,15 +91,15 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         """The observation as it is handed on."""
         return self._obs
 
-    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+    def observe(self, batch: Transitions, info: Info) -> bool:
         """Let the rewards see a step (1,); whether they end the episode with it."""
         raise NotImplementedError
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """The environment's snapshot, and the rewards' memories."""
         return {"env": self.env.get_wrapper_attr("snapshot")(), self.kept: self.tracker.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def restore(self, state: StateDict) -> EnvReset:
         self._obs, info = self.env.get_wrapper_attr("restore")(state["env"])
         self.tracker.load_state_dict(state[self.kept])
         return self.current_obs(), info
@@ -112,18 +112,11 @@ def fits_arrays(mix: Mix, observation_space: spaces.Space, action_space: spaces.
     """
     obs_fits = fits(observation_space)
     action_fits = fits(action_space, nested=False)
-    if not obs_fits:
-        _refuse_readers(mix, "obs", observation_space)
-    if not action_fits:
-        _refuse_readers(mix, "action", action_space)
+    for field, space, fitting in (("obs", observation_space, obs_fits), ("action", action_space, action_fits)):
+        for name, stream in mix.streams.items():
+            if not fitting and {field, f"next_{field}"} & stream.requires:
+                raise ValueError(f"the reward {name!r} reads {field}, but {space} fits into no array; flatten it")
     return obs_fits, action_fits
-
-
-def _refuse_readers(mix: Mix, field: str, space: spaces.Space) -> None:
-    """ValueError if a reward reads this field, whose space fits into no array."""
-    for name, stream in mix.streams.items():
-        if {field, f"next_{field}"} & stream.requires:
-            raise ValueError(f"the reward {name!r} reads {field}, but {space} fits into no array; flatten it")
 
 
 class Driver(EpisodeTracker):
@@ -141,7 +134,7 @@ class Driver(EpisodeTracker):
         self.chunk = Chunk(max(update_every // n, 1))
         self.raw: dict[str, np.ndarray] = {}  # the streams' scores of the last step
         self.parts: dict[str, np.ndarray] = {}  # the same, weighted and scaled: they add up to the reward
-        self.metrics: dict[str, float] = {}  # of the last update
+        self.metrics: Metrics = {}  # of the last update
         self.timesteps = 0  # over all environments
 
     def __call__(self, batch: Transitions) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from envs.transitions import Transitions
+from envs.types import Info
 from envs.wrappers import layers
 from rewards.adapters.driver import EpisodeTracker, TrackedEnv
 from rewards.base import Reward, values_of
@@ -38,7 +39,7 @@ class Ending(TrackedEnv):
     def __init__(self, env: gym.Env, mix: Mix) -> None:
         super().__init__(env, mix, EpisodeTracker(endings(mix), 1, mix.frame_size))
 
-    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+    def observe(self, batch: Transitions, info: Info) -> bool:
         ends = False
         memory = self.tracker.memory
         reward: Any

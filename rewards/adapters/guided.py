@@ -33,7 +33,7 @@ from gymnasium.vector.utils import batch_space
 import rewards
 from envs.steps import from_vector_step, modalities_of
 from envs.transitions import Transitions, reset_mode
-from envs.types import Obs, Options
+from envs.types import EnvReset, Info, Obs, Options, StateDict, VectorStep
 from rewards.adapters.driver import EpisodeTracker, TrackedEnv, modality_options
 from rewards.base import merge_memory
 from rewards.mix.mix import Mix
@@ -137,7 +137,7 @@ class GuidedEnv(TrackedEnv):
         super().__init__(env, mix, _GuideTracker(mix, 1))
         self.observation_space = guided_space(env.observation_space, mix)
 
-    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+    def observe(self, batch: Transitions, info: Info) -> bool:
         self.tracker.observe(batch)
         return False
 
@@ -160,14 +160,14 @@ class Guided(VectorWrapper, RecordConstructorArgs):
         self._joined = np.zeros(shape, np.float32)
         self._final = np.zeros(shape, np.float32)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Options | None = None) -> EnvReset:
         # Gymnasium takes the mask out of the options, so it is read before.
         mask = (options or {}).get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of(infos), mask)
         return self._join(obs, self._joined), infos
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> VectorStep:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         tracker = self.tracker
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
@@ -185,10 +185,10 @@ class Guided(VectorWrapper, RecordConstructorArgs):
             tracker.begin(modalities_of(infos), begins)
         return self._join(next_obs, self._joined), rewards, terminations, truncations, infos
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         return {"envs": self.env.snapshot(), "guides": self.tracker.state_dict()}  # type: ignore[attr-defined]
 
-    def restore(self, state: Mapping[str, Any]) -> Obs:
+    def restore(self, state: StateDict) -> Obs:
         obs = self.env.restore(state["envs"])  # type: ignore[attr-defined]
         self.tracker.load_state_dict(state["guides"])
         return self._join(obs, self._joined)

@@ -22,7 +22,7 @@ from gymnasium.wrappers import Autoreset
 from envs.masks import with_method
 from envs.observations import refuse_result
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
-from envs.types import MASK
+from envs.types import MASK, EnvReset, EnvStep, Info, Options, VectorStep
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver, fits_arrays
 from rewards.adapters.observe import Read, add_modalities, make_reader, observed_vector
@@ -60,7 +60,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
             self._read = lambda obs: None
         self._obs: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         if MASK in info:
             self.env, info = with_method(self.env, info)
@@ -68,7 +68,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         self._obs = self._read(obs)
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+    def step(self, action: Any) -> EnvStep:
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         refuse_result(reward, terminated, truncated)
         after = self._read(next_obs)
@@ -118,7 +118,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         # The mask that Gymnasium puts beside what infos hold.
         self._everywhere = np.ones(env.num_envs, bool)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Options | None = None) -> EnvReset:
         # Gymnasium takes the mask out of the options, so it is read before.
         mask = (options or {}).get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)
@@ -126,7 +126,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         self._obs = self._copy_obs(obs)
         return obs, infos
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> VectorStep:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         after = self._copy_obs(next_obs)
         if not self._reads_action:
@@ -139,7 +139,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         self._obs = after
         return next_obs, total, terminations, truncations, infos
 
-    def _adapt_final_obs(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def _adapt_final_obs(self, infos: Info) -> Info:
         """Infos whose last observations of episodes are as rewards read them; those of the caller stay as they are."""
         if self._read is None or "final_obs" not in infos:
             return infos

@@ -8,6 +8,7 @@ import numpy as np
 
 from envs.transitions import Transitions
 from envs.types import MODALITIES
+from rewards.base import Metrics
 from rewards.mix.mix import Mix, MixMetrics
 
 # Transitions that the rewards learn from at once.
@@ -16,7 +17,7 @@ RATED_ROLLOUT_ROWS = 2048
 RECORD_OPTIONS = {"frame": "frames={size}", "text": "text=true", "signals": "signals=true"}
 
 
-def rate(mix: Mix, data: Transitions, passes: int = 1) -> tuple[np.ndarray, dict[str, float]]:
+def rate(mix: Mix, data: Transitions, passes: int = 1) -> tuple[np.ndarray, Metrics]:
     """The reward of each transition (N,), float32, after the rewards learned from all of them `passes` times; metrics.
 
     Episodes are in time order, and the last transition of each has ended. A ValueError if the data lacks frames, texts
@@ -27,7 +28,7 @@ def rate(mix: Mix, data: Transitions, passes: int = 1) -> tuple[np.ndarray, dict
     # One environment whose steps follow each other, (N, 1).
     rollout = mix.embed(data[:, None])
     count = data.shape[0]
-    metrics: dict[str, float] = {}
+    metrics: Metrics = {}
     for _ in range(passes):
         memory = mix.initial_memory(1)
         for start in range(0, count, RATED_ROLLOUT_ROWS):

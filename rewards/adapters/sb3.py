@@ -25,14 +25,15 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
-from torch import nn
+from torch import Tensor, nn
 
 from envs.steps import Chunk, from_replay, from_sb3_step, innermost_vec_env, lost_in, modalities_in
 from envs.transitions import Transitions, map_obs, refuse, stack
-from envs.types import MASK, MODALITIES, MODALITY_FIELDS, Obs
+from envs.types import MASK, MODALITIES, MODALITY_FIELDS, Obs, StateDict
 from lodestar.state import Stateful
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
+from rewards.base import Metrics
 from rewards.mix.mix import Mix, refuse_missing
 
 CRITIC_EPOCHS = 4  # of a side critic, in each rollout
@@ -133,8 +134,7 @@ class RewardCallback(BaseCallback):
         obs = self.model._last_obs  # type: ignore[attr-defined]
         rewards = self.mix.on_nan(new["rewards"])
         # In place, as SB3 stores this array, and adds its bootstrap value to it.
-        if rewards is not new["rewards"]:
-            new["rewards"][:] = rewards
+        new["rewards"][:] = rewards
         # MaskablePPO has no actions to clip.
         actions = new.get("clipped_actions", new["actions"])
         step = (actions, rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
@@ -156,7 +156,7 @@ class RewardCallback(BaseCallback):
         episodic = [part for name, part in parts.items() if name not in self.critics]
         # SB3 has added gamma * V(s') to the task's reward where time ran out.
         bootstrap = buffer.rewards - batch.reward
-        buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap if episodic else bootstrap
+        buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap
         # SB3 cannot leave out rows that were lost: with this reward they have no advantage and no error.
         lost = ~batch.valid
         buffer.rewards[lost] = buffer.values[lost]
@@ -166,15 +166,14 @@ class RewardCallback(BaseCallback):
             advantages, loss = critic.advantages(batch, self.locals["new_obs"], parts[name])
             buffer.advantages += advantages
             metrics[f"{name}/critic_loss"] = loss
-        has_reward = any(bool(part.any()) for part in parts.values())
-        self.seen_reward = self.seen_reward or has_reward
+        self.seen_reward |= any(bool(part.any()) for part in parts.values())
         if not self.seen_reward:
             buffer.advantages[:] = 0
         metrics.update(self.mix.update(batch, raw, timesteps))
         for tag, value in metrics.items():
             self.logger.record(tag, value)
 
-    def _last_values(self) -> torch.Tensor:
+    def _last_values(self) -> Tensor:
         """Values of the observations after the rollout; MaskablePPO shows its callbacks those of the step before."""
         if "clipped_actions" in self.locals:
             return self.locals["values"]
@@ -183,12 +182,12 @@ class RewardCallback(BaseCallback):
         with torch.no_grad():
             return policy.predict_values(obs)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         assert self.tracker is not None, "the callback has not been attached to a model yet"
         critics = {name: critic.state_dict() for name, critic in self.critics.items()}
         return {**self.tracker.state_dict(), "critics": critics, "seen_reward": self.seen_reward}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore; side critics need the callback to be attached to its model (`init_callback`) before."""
         n = len(state["cursor"]["step"])
         self.tracker = EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
@@ -245,7 +244,7 @@ class SideCritic(Stateful):
         self.net = net.to(policy.device)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
 
-    def _features(self, obs: Obs) -> torch.Tensor:
+    def _features(self, obs: Obs) -> Tensor:
         # The critic reads these features without training them.
         with torch.no_grad():
             tensor = map_obs(lambda x: torch.as_tensor(x, device=self.policy.device), obs)
@@ -257,7 +256,7 @@ class SideCritic(Stateful):
         """Advantages (T, N) of `rewards` (T, N), then one round of learning; also the critic's loss."""
         length, n = batch.shape
         features = self._features(batch.flatten().obs)
-        last = self._features(map_obs(lambda x: np.asarray(x), new_obs))
+        last = self._features(new_obs)
         with torch.no_grad():
             values = self.net(torch.cat([features, last]))
         values = values.cpu().numpy().reshape(length + 1, n)
@@ -265,7 +264,7 @@ class SideCritic(Stateful):
         targets = torch.as_tensor(returns.reshape(-1, 1), dtype=torch.float32, device=features.device)
         return advantages.astype(np.float32), self._learn(features, targets)
 
-    def _learn(self, features: torch.Tensor, targets: torch.Tensor) -> float:
+    def _learn(self, features: Tensor, targets: Tensor) -> float:
         """Minibatches of features (M, D) and returns (M, 1), several times; the mean loss."""
         n = len(features)
         minibatches = max(n // CRITIC_BATCH_ROWS, 1)
@@ -295,7 +294,7 @@ def relabelling(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
     return type(f"Relabelling{buffer_class.__name__}", (_Relabelling, buffer_class), {})
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
@@ -347,7 +346,7 @@ class _Relabelling(_Base):
         self.sampled: Any = None  # rows and columns of the last sample
         self.tracker = EpisodeTracker(mix.streams, self.n_envs, mix.frame_size)
         self.timesteps = 0
-        self.metrics: dict[str, float] = {}
+        self.metrics: Metrics = {}
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)
         self._fresh = 0  # rows since the last update
         self._pending: list[Transitions] = []  # the newest rows, whose columns are yet to be made
@@ -464,7 +463,7 @@ class _Relabelling(_Base):
         rows = rows[:, None] % self.buffer_size
         return from_replay(self, *np.broadcast_arrays(rows, np.arange(self.n_envs)))
 
-    def measure(self) -> dict[str, float]:
+    def measure(self) -> Metrics:
         """Metrics of the rows that the rewards have yet to learn from, without what is pending; nothing moves."""
         rows = np.arange(self.pos - self._fresh, self.pos - len(self._pending))
         if len(rows) == 0:
@@ -484,7 +483,7 @@ class _Relabelling(_Base):
         total = torch.as_tensor(self.relabel(batch), device=samples.rewards.device)
         return samples._replace(rewards=total.reshape(-1, 1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Beyond SB3's arrays. What is pending stays so: embedded with other neighbours it would differ in its last
         bit.
         """
@@ -502,7 +501,7 @@ class _Relabelling(_Base):
             "pending": pending,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         filled = len(state["steps"])
         self.steps[:filled] = state["steps"]
         self.columns = {}
@@ -532,7 +531,7 @@ class RelabelCallback(BaseCallback):
         if self.buffer is not None and "reward/total" not in self.logger.name_to_value:
             self._record(self.buffer.measure())
 
-    def _record(self, metrics: dict[str, float]) -> None:
+    def _record(self, metrics: Metrics) -> None:
         for tag, value in metrics.items():
             self.logger.record(tag, value)
 

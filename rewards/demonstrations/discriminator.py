@@ -33,7 +33,7 @@ from envs.datasets.dataset import recorded_transitions
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 
 # One row of so many is asked for its slope, which costs three times a row's cross-entropy.
 ROWS_A_SLOPE = 4
@@ -120,16 +120,16 @@ class DemosDiscriminator(Learned):
             beside = ((self.rows(batch.next_obs) - obs) / self.change).clip(-5, 5)
         if self.config.form != "airl":
             return [obs, beside]
-        continues = ~np.asarray(batch.terminated)[:, None]
+        continues = ~batch.terminated[:, None]
         return [obs, beside, self.rows(batch.next_obs), continues.astype(np.float32)]
 
-    def whiten_states(self, columns: list[np.ndarray]) -> tuple[Tensor, ...]:
+    def whiten_states(self, columns: list[np.ndarray]) -> Columns:
         """Columns of `read` as tensors; every other one, from the first on, holds states."""
         tensors = [self.tensor(column) for column in columns]
         tensors[::2] = [self.whiten(states, self.layout.used) for states in columns[::2]]
         return tuple(tensors)
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         columns = self.read(batch)
         self.set_used_columns(*columns[::2], self.shown_states)
         return self.whiten_states(columns)
@@ -142,7 +142,7 @@ class DemosDiscriminator(Learned):
             logit = logit + self.discount * continues * self.potential(next_obs) - self.potential(obs)
         return logit.squeeze(1)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         """Cross-entropy of a minibatch against as many demonstrations, and the penalty of the slope between them."""
         n = len(columns[0])
         drawn = self.rng.integers(len(self.demos.step), size=n)
@@ -155,7 +155,7 @@ class DemosDiscriminator(Learned):
             losses["penalty_loss"] = self.config.penalty * self.squared_slope(columns, demos)
         return losses
 
-    def squared_slope(self, columns: tuple[Tensor, ...], demos: tuple[Tensor, ...]) -> Tensor:
+    def squared_slope(self, columns: Columns, demos: Columns) -> Tensor:
         """The logit's mean squared slope at points drawn evenly between transitions of both kinds."""
         count = math.ceil(len(columns[0]) / ROWS_A_SLOPE)
         share = self.tensor(self.rng.random((count, 1), np.float32))

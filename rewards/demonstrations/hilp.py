@@ -135,34 +135,19 @@ class Hilbert(Whitened):
     ) -> Self:
         """A network fitted to states (N, D) and their successors; `episodes` are the rows of each."""
         ends = np.zeros(len(before), np.int64)
-        for rows in episodes:
-            ends[rows] = rows.stop - 1
+        for episode in episodes:
+            ends[episode] = episode.stop - 1
         generator = torch.Generator().manual_seed(seed)
         hilbert = cls(before.shape[1], config.features, config.hidden, generator).to(device)
-        hilbert.fit(before, after, ends, config, np.random.default_rng(seed))
-        return hilbert
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Both embeddings (2, M, d) of whitened states (M, D)."""
-        return torch.stack([head(x) for head in self.heads])
-
-    def phi(self, states: np.ndarray) -> np.ndarray:
-        """Embeddings, float32 (M, d), of states (M, D)."""
-        with torch.no_grad():
-            return self.heads[0](self.whiten(states)).cpu().numpy()
-
-    def fit(
-        self, before: np.ndarray, after: np.ndarray, ends: np.ndarray, config: HilpConfig, rng: np.random.Generator
-    ) -> None:
-        """Learn from states (N, D), what followed them, and the last row of each one's episode."""
-        self.measure(after)
-        x = self.whiten(before)
-        y = self.whiten(after)
+        rng = np.random.default_rng(seed)
+        hilbert.measure(after)
+        x = hilbert.whiten(before)
+        y = hilbert.whiten(after)
         size = config.batch_size
         gamma = config.discount
-        target = copy.deepcopy(self).requires_grad_(False)
+        target = copy.deepcopy(hilbert).requires_grad_(False)
         target_weights = Flat.of_parameters(list(target.parameters()), epsilon=1e-8)
-        weights = Flat.of_parameters(list(self.parameters()), epsilon=1e-8)
+        weights = Flat.of_parameters(list(hilbert.parameters()), epsilon=1e-8)
         for _ in range(config.steps):
             rows = rng.integers(len(x), size=size)
             later_rows = np.minimum(rows + rng.geometric(1 - gamma, size) - 1, ends[rows])
@@ -180,13 +165,22 @@ class Hilbert(Whitened):
                 # Steps that led further than V expected count `expectile`, the others 1 - `expectile`.
                 is_better = target_value.amin(0) + (here - goal).norm(dim=2).mean(0) >= 0
                 importance = torch.where(is_better, config.expectile, 1 - config.expectile)
-            here, _, goal = self(states).split(size, 1)
+            here, _, goal = hilbert(states).split(size, 1)
             # The value is minus the distance; MIN_DEVIATION keeps its gradient finite at 0.
             error = target_value + ((here - goal).square().sum(2) + MIN_DEVIATION).sqrt()
-            weights.grad.zero_()
-            (importance * error.square()).sum(0).mean().backward()
-            weights.step(config.learning_rate)
+            loss = (importance * error.square()).sum(0).mean()
+            weights.descend(loss, config.learning_rate)
             target_weights.value.lerp_(weights.value, config.follow)
+        return hilbert
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both embeddings (2, M, d) of whitened states (M, D)."""
+        return torch.stack([head(x) for head in self.heads])
+
+    def phi(self, states: np.ndarray) -> np.ndarray:
+        """Embeddings, float32 (M, d), of states (M, D)."""
+        with torch.no_grad():
+            return self.heads[0](self.whiten(states)).cpu().numpy()
 
 
 class DistanceQuality(NamedTuple):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.recording import episodes
@@ -30,7 +30,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
-from rewards.base import valid_rows
+from rewards.base import Metrics, Walk, valid_rows
 from rewards.exploration.learned import dense_layers, narrow_linear, used_columns
 from rewards.vision.latent import Latent, LatentConfig, Whitened
 
@@ -90,7 +90,7 @@ class Success(Latent):
         self.recalls = SUCCESSES_BEFORE if config.consecutive > 1 else ""  # type: ignore[misc]
         self.bar = math.log(config.at / (1 - config.at))
         self.rng = np.random.default_rng(self.seed)
-        self.goals, self.others = self._read_recordings()
+        self._read_recordings()
         self.classifier = Classifier(self.size, config.hidden, torch.Generator().manual_seed(self.seed))
         self.classifier.to(self.device).measure(np.concatenate([self.goals[0], self.others[0]]))
         self.optimizer = Flat.of_parameters(list(self.classifier.parameters()), epsilon=1e-8)
@@ -100,7 +100,7 @@ class Success(Latent):
     def initial_memory(self, n: int) -> Memory:
         return {"run": np.zeros(n, np.float32)} if self.recalls else None
 
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | tuple[np.ndarray, Memory]:
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | Walk:
         if self.recalls:
             raw, after = self.scan(batch[None], memory)
             return raw[0], after
@@ -109,7 +109,7 @@ class Success(Latent):
             return logits.clip(-MAX_SUCCESS_LOGIT, MAX_SUCCESS_LOGIT)
         return (logits >= self.bar).astype(np.float32)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         success = self.logits(batch) >= self.bar
         if SUCCESSES_BEFORE in batch.extras:
             before = batch.extras[SUCCESSES_BEFORE]
@@ -117,14 +117,14 @@ class Success(Latent):
             before, memory = self._count_before(success, batch, memory)
         return (success & (before + 1 >= self.config.consecutive)).astype(np.float32), memory
 
-    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def recall(self, batch: Transitions, memory: Memory) -> Walk:
         return self._count_before(self.logits(batch) >= self.bar, batch, memory)
 
     def logits(self, batch: Transitions) -> np.ndarray:
         """Log-odds of success, float32 of the batch's shape."""
         return self.classifier.ask(self.states(batch))
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         """What of its successes the task did not reward (`unrewarded`); online it learns, and judges what it kept."""
         flat = valid_rows(batch)
         if not len(flat.step):
@@ -135,9 +135,9 @@ class Success(Latent):
             steps = math.ceil(len(states) / (BATCHES_A_STEP * self.config.batch_size))
             metrics = {"loss": self.learn(np.concatenate([states, self.others[0]]), steps), **self.errors()}
         success = self.classifier.ask(states) >= self.bar
-        metrics["successes"] = float(success.mean())
+        metrics["successes"] = success.mean()
         if success.any():
-            metrics["unrewarded"] = float((flat.reward[success] <= 0).mean())
+            metrics["unrewarded"] = (flat.reward[success] <= 0).mean()
         return metrics
 
     def learn(self, others: np.ndarray, steps: int) -> float:
@@ -148,7 +148,7 @@ class Success(Latent):
         used = used_columns(classifier.mean.cpu().numpy(), *kinds)
         labels = torch.cat([torch.ones(config.batch_size), torch.zeros(config.batch_size)]).to(self.device)
         n = len(labels)
-        losses: list[torch.Tensor] = []
+        losses: list[Tensor] = []
         for _ in range(steps):
             rows = [states[self.rng.integers(len(states), size=config.batch_size)] for states in kinds]
             x = classifier.whiten(np.concatenate(rows), used)
@@ -169,7 +169,7 @@ class Success(Latent):
                 self.optimizer.adam(config.learning_rate)
         return sum(torch.stack(losses).tolist()) / steps if losses else 0.0
 
-    def _mix_rows(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _mix_rows(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Each row mixed with another, in shares from Beta(1, 1), and labels between, short of 0 and 1."""
         n = len(y)
         share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)
@@ -177,7 +177,7 @@ class Success(Latent):
         y = y.lerp(y[mate], share[:, 0])
         return x.lerp(x[mate], share), y * (1 - LABEL_SMOOTHING) + LABEL_SMOOTHING / 2
 
-    def _squared_slope(self, units: torch.Tensor, dropout: torch.Tensor) -> torch.Tensor:
+    def _squared_slope(self, units: Tensor, dropout: Tensor) -> Tensor:
         """The logit's mean squared slope along the states, of some rows; `units` is what `first` makes of them."""
         some_units = units[::ROWS_A_SLOPE_PENALTY]
         logits = self.classifier(some_units, dropout[::ROWS_A_SLOPE_PENALTY])
@@ -185,13 +185,13 @@ class Success(Latent):
         weight = self.classifier.first[0].get_parameter("weight")
         return (slope @ weight).square().sum(1).mean()
 
-    def errors(self) -> dict[str, float]:
+    def errors(self) -> Metrics:
         """Shares of the rows kept to judge by that it gets wrong, of each kind of which there are some."""
         shares = {}
         for name, rows, wrong in (("false_negative", self.goals[1], False), ("false_positive", self.others[1], True)):
             if len(rows):
                 success = self.classifier.ask(rows) >= self.bar
-                shares[name] = float((success == wrong).mean())
+                shares[name] = (success == wrong).mean()
         return shares
 
     def notes(self) -> list[str]:
@@ -199,7 +199,7 @@ class Success(Latent):
         rows = f"{len(self.goals[1])} goals and {len(self.others[1])} others"
         return [f"of {rows} that were kept to judge by: {errors or 'nothing is known'}"]
 
-    def _count_before(self, success: np.ndarray, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def _count_before(self, success: np.ndarray, batch: Transitions, memory: Memory) -> Walk:
         """Successes in a row before each row of a rollout (T, N), float32; and the memory after."""
         run = memory["run"]
         before = np.empty(batch.shape, np.float32)
@@ -208,8 +208,8 @@ class Success(Latent):
             run = np.where(ended, np.float32(0), np.where(valid, (run + 1) * success[t], run))
         return before, {"run": run}
 
-    def _read_recordings(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """States (M, D) of the goal and others, each in rows to learn from and rows to judge by."""
+    def _read_recordings(self) -> None:
+        """Set `goals` and `others`, states (M, D), each as rows to learn from and rows to judge by."""
         config = self.config
         prefix = config.prefix
         batch, states, held_out = self._states("goals")
@@ -219,18 +219,17 @@ class Success(Latent):
                 f"{prefix}goals={config.goals} has no episode that terminated; take {prefix}which=all if all of it "
                 "shows the goal, or record episodes that reach it"
             )
-        goals = (states[is_goal & ~held_out], states[is_goal & held_out])
+        self.goals = (states[is_goal & ~held_out], states[is_goal & held_out])
         if config.others:
             _, states, held_out = self._states("others")
-            others = (states[~held_out], states[held_out])
+            self.others = (states[~held_out], states[held_out])
         else:
-            others = (states[~is_goal & ~held_out], states[~is_goal & held_out])
-        if not len(others[0]) and not config.online:
+            self.others = (states[~is_goal & ~held_out], states[~is_goal & held_out])
+        if not len(self.others[0]) and not config.online:
             raise ValueError(
                 f"{prefix}others is empty, and {prefix}goals={config.goals} shows nothing but goals; name a recording "
                 f"of something else, or learn from what the agent meets: {prefix}online=true"
             )
-        return goals, others
 
     def _states(self, option: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
         """A recording, what its actions led to (N, D), and bool (N,): the rows of every fifth episode."""
@@ -250,7 +249,7 @@ class Classifier(Whitened):
         self.norm = nn.LayerNorm(hidden)
         self.last = dense_layers(hidden, (1,), generator)
 
-    def forward(self, units: torch.Tensor, dropout: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, units: Tensor, dropout: Tensor | None = None) -> Tensor:
         """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `dropout` multiplies it."""
         if dropout is not None:
             units = units * dropout

@@ -30,11 +30,11 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.mappings import map_values
 from lodestar.settings import setting
-from rewards.base import RewardConfig, valid_rows
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.base import Metrics, RewardConfig, Walk, valid_rows
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 from rewards.exploration.memories import Episodic
 
-MemoryTensors = dict[str, Tensor]  # a memory, on the device
+MemoryTensors = Losses  # a memory, on the device
 
 
 @dataclass
@@ -80,7 +80,7 @@ class BYOL(Episodic, Learned):
             "held": np.zeros(n, np.int64),
         }
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         flat = batch.flatten()
         code = self.in_pieces(self.encoder, self.inputs(flat.obs))
         target = self.in_pieces(self.target, self.inputs(flat.next_obs))
@@ -102,11 +102,11 @@ class BYOL(Episodic, Learned):
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
         return distance(self.predictor(ahead), target)
 
-    def costs(self, *predictions: Tensor) -> dict[str, Tensor]:
+    def costs(self, *predictions: Tensor) -> Losses:
         """Losses of predictions, which are the arguments of `error`."""
         return {"loss": self.error(*predictions).mean()}
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         if len(batch.shape) == 1:
             batch = batch[None]
         if not np.any(batch.valid):
@@ -114,7 +114,7 @@ class BYOL(Episodic, Learned):
         self.watch(valid_rows(batch))
         return self.fit(self.columns(batch))
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         """A rollout (T, N) as M sequences of L rows, without those that hold no transition.
 
         Whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid, ended; belief and action before (M,
@@ -150,7 +150,7 @@ class BYOL(Episodic, Learned):
         has_transition = valid.any(dim=1)
         return tuple(column[has_transition] for column in columns)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         *sequences, valid_columns, ended_columns, first_belief, first_action = columns
         # Loops walk along time, so time becomes the leading axis.
         x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in sequences)
@@ -180,8 +180,8 @@ class Links:
     """
 
     def __init__(self, valid: np.ndarray, ended: np.ndarray) -> None:
-        self.valid = np.asarray(valid)
-        self.ended = np.asarray(ended)
+        self.valid = valid
+        self.ended = ended
         steps, envs = self.valid.shape
         # The newest row up to each that is a transition or ends an episode; others are skipped.
         number = np.arange(1, steps + 1)[:, None]
@@ -214,7 +214,7 @@ class Paths(NamedTuple):
     ahead: list[Tensor]  # K times (R, D), the state after it
     exist: np.ndarray  # bool (K, R); not where the loop would begin before the episode, or the row is no transition
 
-    def predictions(self, action: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def predictions(self, action: Tensor, target: Tensor) -> Columns:
         """One row for each loop that exists: states before and after an action, action (R, A) and slow code (R, D)."""
         places = torch.from_numpy(np.flatnonzero(self.exist)).to(action.device)
         before = torch.cat(self.before)[places]

@@ -27,8 +27,8 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import valid_rows
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.base import Metrics, valid_rows
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 
 PHIS = ("contrast", "random", "outer")
 MAX_SAMPLE_ROWS = 20_000  # transitions that Sigma is summed over again
@@ -84,7 +84,8 @@ class ContrastiveUCB(Learned):
         phi = self.phi(self.rows(batch.obs), self.actions(batch.action))
         return self.sigma.width(phi)
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
+        sigma = self.sigma
         flat = valid_rows(batch)
         if len(flat.step) == 0:
             return {}
@@ -92,15 +93,15 @@ class ContrastiveUCB(Learned):
         action = self.actions(flat.action)
         after = self.rows(flat.next_obs)
         sample = np.concatenate([rows, action.cpu().numpy(), after], axis=1)
-        self.sigma.keep(sample, self.rng)
+        sigma.keep(sample, self.rng)
         metrics = super().update(flat)
-        self.sigma.add(self.phi(rows, action))
-        if self.sigma.capacity and self.sigma.since >= self.config.again:
-            sample_rows, sample_action, _ = self.split_sample(self.sigma.kept)
-            self.sigma.recompute(self.phi(sample_rows, sample_action))
-        return {**metrics, "rank": self.sigma.rank}
+        sigma.add(self.phi(rows, action))
+        if sigma.capacity and sigma.since >= self.config.again:
+            sample_rows, sample_action, _ = self.split_sample(sigma.kept)
+            sigma.recompute(self.phi(sample_rows, sample_action))
+        return {**metrics, "rank": sigma.rank}
 
-    def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def epoch(self, columns: Columns) -> Columns:
         """As many rows as are new, drawn from all so far: a policy that stands still would make features forget."""
         sample = self.sigma.kept
         drawn = self.rng.integers(len(sample), size=len(columns[0]))
@@ -129,11 +130,11 @@ class ContrastiveUCB(Learned):
         features = self.features(torch.cat([hidden, action], dim=1))
         return normalize(features, dim=1)
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         # Only the number of rows counts: `epoch` draws as many from the sample.
         return (torch.empty(len(batch.step)),)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         x, action, after = columns
         # InfoNCE: each row of the minibatch has to find its own successor among all of them.
         psi = normalize(self.psi(after), dim=1)

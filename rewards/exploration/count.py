@@ -20,7 +20,7 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import RewardConfig, compute_once
+from rewards.base import Metrics, RewardConfig, Walk, compute_once
 from rewards.exploration.learned import numeric_spaces, obs_entry, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 
@@ -75,7 +75,7 @@ class Count(Episodic):
     def initial_memory(self, n: int) -> Memory:
         return None if self.lifetime else self.memory.initial(n)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         keys = self.hash(batch.flatten().next_obs).reshape(batch.shape)
         n, memory = self.memory.walk(memory, keys, batch.valid, batch.ended)
         return self._bonus(n), memory
@@ -86,13 +86,13 @@ class Count(Episodic):
             return self._bonus(visits_before + 1)
         return super().score(batch, memory)
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         if not self.lifetime:
             return {}
         batch = batch.flatten()
         keys = self.hash(batch.next_obs)
-        self.table.add(keys[np.asarray(batch.valid)])
-        return {"cells": float(len(self.table.keys))}
+        self.table.add(keys[batch.valid])
+        return {"cells": len(self.table.keys)}
 
     def _bonus(self, n: np.ndarray) -> np.ndarray:
         bonus = n == 1 if self.kind == "first" else n**-0.5
@@ -115,7 +115,7 @@ class Hash:
                 self.bins[key] = _cell_widths(bin, size, key, reward)
         bin_bytes = tuple((key, widths.tobytes()) for key, widths in self.bins.items())
         self.key = ("cells", id(space), tuple(keys), bin_bytes)
-        self.multipliers: dict[str, np.ndarray] = {}
+        self.multipliers: dict[str, Any] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
         return compute_once(obs, lambda: self.key, lambda: self._cells(obs))
@@ -128,7 +128,12 @@ class Hash:
             words = self._words(values.reshape(len(values), -1), key)
             # A product modulo 2**64 keeps little of what differs in the high bits alone, so they are folded in.
             words ^= words >> np.uint64(32)
-            words *= self._multiplier(key, words.shape[1], salt)
+            if key not in self.multipliers:
+                rng = np.random.default_rng([HASH_SEED, salt])
+                numbers = rng.integers(0, 2**64, words.shape[1], dtype=np.uint64)
+                # A product with an odd number is a bijection.
+                self.multipliers[key] = numbers | np.uint64(1)
+            words *= self.multipliers[key]
             words ^= words >> np.uint64(29)
             total = total + words.sum(axis=1, dtype=np.uint64)
         return np.maximum(total, np.uint64(1))
@@ -147,14 +152,6 @@ class Hash:
         value_bytes = np.ascontiguousarray(values).view(np.uint8)
         rows[:, :width] = value_bytes.reshape(n, width)
         return rows.view(np.uint64)
-
-    def _multiplier(self, key: str, words: int, salt: int) -> np.ndarray:
-        if key not in self.multipliers:
-            rng = np.random.default_rng([HASH_SEED, salt])
-            numbers = rng.integers(0, 2**64, words, dtype=np.uint64)
-            # A product with an odd number is a bijection.
-            self.multipliers[key] = numbers | np.uint64(1)
-        return self.multipliers[key]
 
 
 def _cell_widths(bin: Any, size: int, key: str, reward: str) -> np.ndarray:

@@ -24,7 +24,8 @@ from torch.nn.utils import skip_init
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.base import Metrics, Walk
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
 TRAJECTORY_EPSILON = 1e-6  # added to the distance of trajectories, as in the paper's code
@@ -78,7 +79,7 @@ class DEIR(Episodic, Learned):
     def _empty_trajectories(self, n: int) -> np.ndarray:
         return np.zeros((n, self.config.features), np.float32)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         visits = Visits(batch)
         x, last_trajectory = self._embed_visits(visits, memory["way"])
         nearest, after = self.memory.walk(memory, x, visits.valid, visits.ended)
@@ -87,7 +88,7 @@ class DEIR(Episodic, Learned):
         bonus = np.where(np.isfinite(quotient), quotient, 0)
         return bonus.astype(np.float32), {**after, "way": last_trajectory}
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         if len(batch.shape) == 1:
             batch = batch[None]
         visits = Visits(batch)
@@ -96,14 +97,14 @@ class DEIR(Episodic, Learned):
         trajectory = x[visits.rows, :, features:]
         return super().update(batch.replace(extras={"way": trajectory}))
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         successor = self.inputs(batch.next_obs)
         trajectory = self.tensor(batch.extras["way"])
         # False successors are those of other rows.
         other = self.tensor(self.rng.permutation(len(successor)))
         return trajectory, self.actions(batch.action), successor, successor[other]
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         trajectory, action, true, false = columns
         embedding = self.encoder(torch.cat([true, false]))
         true_next, false_next = self.trajectory(embedding, torch.cat([trajectory, trajectory])).chunk(2)

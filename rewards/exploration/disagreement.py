@@ -19,7 +19,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Disagreement(Learned):
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.in_pieces(self.variance, self.questions(batch)).cpu().numpy()
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         target = self.in_pieces(self.encoder, self.inputs(batch.next_obs))
         return self.questions(batch), target
 
@@ -57,7 +57,7 @@ class Disagreement(Learned):
         features = self.in_pieces(self.encoder, self.inputs(batch.obs))
         return torch.cat([features, self.actions(batch.action)], dim=1)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         inputs, target = columns
         members = self.config.members
         if self.config.bootstrap < 1:

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from envs.transitions import Transitions
-from envs.types import Memory
 from lodestar.settings import setting
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import EllipticalMemory, Episodic
@@ -50,8 +48,7 @@ class E3B(Episodic, InverseDynamics):
         self.memory.kernel = self.compiled.kernel
         self.train_on(self.encoder, self.prediction)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        bonus, memory = self.walk(batch, memory, self.phi)
+    def bonus(self, answers: np.ndarray) -> np.ndarray:
         if self.config.sqrt:
-            bonus = np.sqrt(bonus)
-        return bonus.astype(np.float32), memory
+            answers = np.sqrt(answers)
+        return answers.astype(np.float32)

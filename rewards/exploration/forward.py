@@ -16,7 +16,7 @@ from envs.transitions import Transitions
 from envs.types import Obs
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
-from rewards.exploration.learned import Learned, LearnedConfig, Net
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses, Net
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Forward(Learned):
         self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)
         self.train_on(self.model)
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         return self.code(batch.obs), self.actions(batch.action), self.code(batch.next_obs)
 
     def code(self, obs: Obs) -> Tensor:
@@ -59,7 +59,7 @@ class Forward(Learned):
             return x
         return self.in_pieces(self.features, x)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         return {"loss": self.error(*columns).mean()}
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:

@@ -133,20 +133,21 @@ class Hindsight(Forward):
         return own.squeeze(1) - torch.logsumexp(pairs, dim=1) + math.log(pairs.shape[1])
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+        config = self.config
         x, action, after = columns
         given = torch.cat([x, action], dim=1)
-        noise = self.rng.standard_normal((len(x), self.config.noise), dtype=np.float32)
+        noise = self.rng.standard_normal((len(x), config.noise), dtype=np.float32)
         z = self.chance(given, after, noise)
         self.negatives.add(z.detach())
-        reconstruction = self.reconstruction(given, z, after).mean() / self.config.temper
-        if not self.config.invariance:
+        reconstruction = self.reconstruction(given, z, after).mean() / config.temper
+        if not config.invariance:
             return {"reconstruction_loss": reconstruction}
-        for _ in range(self.config.critic_steps):
+        for _ in range(config.critic_steps):
             information = self.batch_information(given, z.detach())
-            self.critic_optimizer.descend(-information, self.config.learning_rate)
+            self.critic_optimizer.descend(-information, config.learning_rate)
         # The gradient of this term reaches the critic too, which clears its own before each step.
         information = self.batch_information(given, z)
-        return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
+        return {"reconstruction_loss": reconstruction, "information": config.invariance * information}
 
     def batch_information(self, given: Tensor, z: Tensor) -> Tensor:
         """The mean of `information` over a minibatch whose other rows are the negatives."""

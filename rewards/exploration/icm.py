@@ -10,10 +10,11 @@ with it. See `hindsight`.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
-from rewards.exploration.learned import InverseDynamics, LearnedConfig
+from rewards.exploration.learned import InverseDynamics, LearnedConfig, Losses
 
 
 @dataclass
@@ -36,7 +37,7 @@ class ICM(InverseDynamics):
         self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
         self.train_on(self.encoder, self.prediction, self.forward_model)
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         x, action, after = columns
         one, two = self.encode(x, after)
         share = self.config.forward_share
@@ -52,12 +53,12 @@ class ICM(InverseDynamics):
         tape.squares("forward_loss", prediction, two, 0.5, share)
         self.tape_inverse(tape, one, two, action, 1 - share)
 
-    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:
         """Half the squared error of the forward model (N,)."""
         one, two = self.encode(x, after)
         return self.distance(one, action, two)
 
-    def distance(self, one: torch.Tensor, action: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    def distance(self, one: Tensor, action: Tensor, two: Tensor) -> Tensor:
         """As `error`, of embeddings (N, D)."""
         prediction = self.forward_model(torch.cat([one, action], dim=1))
         return 0.5 * (prediction - two).square().sum(dim=1)

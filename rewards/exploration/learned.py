@@ -17,11 +17,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils import skip_init
@@ -30,7 +30,7 @@ from envs.transitions import Transitions
 from envs.types import Array, Memory, Obs
 from lodestar.numerics.descent import Flat
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, RunningMeanStd, compute_once, valid_rows
+from rewards.base import Metrics, Reward, RewardConfig, RunningMeanStd, compute_once, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units
 
 # Filters, width and stride of each layer, from Mnih et al. 2015.
@@ -42,6 +42,9 @@ MAX_PIECE_ROWS = 512  # images looked at a time, to bound memory
 MIN_NARROWED_INPUTS = 64  # from which on it is faster to leave out inputs that are 0 in every row
 UNBOUNDED = 1e6  # a bound of a space that lies farther from 0 says nothing about its values
 ALL_COLUMNS = slice(None)
+# What minibatches are cut from, tensors with leading axis N; and the losses of one, by name.
+Columns = tuple[Tensor, ...]
+Losses = dict[str, Tensor]
 WHOLE_OBS = ""  # the name of the only part of an observation that is no dict
 
 
@@ -123,9 +126,9 @@ class Learned(Reward):
 
     def head(self, inputs: int, *widths: int, gain: float = math.sqrt(2)) -> nn.Sequential:
         """Fresh dense layers from `inputs` numbers through `widths`, ReLU between; `gain` is the last one's."""
-        layers = dense_layers(inputs, widths, self.generator)
+        layers: Any = dense_layers(inputs, widths, self.generator)
         with torch.no_grad():
-            cast(nn.Linear, layers[-1]).weight.mul_(gain / math.sqrt(2))
+            layers[-1].weight.mul_(gain / math.sqrt(2))
         return layers.to(self.device)
 
     def train_on(self, *modules: nn.Module) -> None:
@@ -135,15 +138,15 @@ class Learned(Reward):
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         """What `loss` takes for the rows of a flat batch: tensors with leading axis N."""
         return (self.inputs(batch.next_obs),)
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         batch = valid_rows(batch)
         if len(batch.step) == 0:
             return {}
@@ -177,7 +180,7 @@ class Learned(Reward):
         # What is shared is only read, so each reward keeps a copy.
         self.statistics = copy.copy(after)
 
-    def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
+    def fit(self, columns: Columns) -> Metrics:
         """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
         compiled = None
         if self.compiles:
@@ -218,7 +221,7 @@ class Learned(Reward):
         """The rows of a minibatch that each part of a compiled loss is about; a loss may have several parts."""
         return [rows]
 
-    def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def epoch(self, columns: Columns) -> Columns:
         """What one pass learns from, given the columns of the new transitions."""
         return columns
 
@@ -275,12 +278,7 @@ class Learned(Reward):
             compiled_values = self.compiled.rates(function, columns)
             if compiled_values is not None:
                 return compiled_values
-        n = len(columns[0])
-        if n == 0:
-            # A row of zeros gives the shape of an empty result.
-            one_row = [column.new_zeros(1, *column.shape[1:]) for column in columns]
-            return self.in_pieces(function, *one_row)[:0]
-        piece_rows = MAX_PIECE_ROWS if self.layout.images else n
+        piece_rows = MAX_PIECE_ROWS if self.layout.images else len(columns[0])
         split_columns = zip(*(column.split(piece_rows) for column in columns))
         with torch.no_grad():
             pieces = [function(*piece) for piece in split_columns]
@@ -306,10 +304,10 @@ class InverseDynamics(Learned):
         self.encoder = self.net(hidden, features)
         self.prediction = self.head(2 * features, hidden, self.actions.size)
 
-    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
 
-    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         x, action, after = columns
         one, two = self.encode(x, after)
         return {"inverse_loss": self.inverse_loss(one, two, action)}
@@ -322,7 +320,7 @@ class InverseDynamics(Learned):
         prediction = tape.net(self.prediction, one, two)
         self.actions.tape(tape, "inverse_loss", prediction, action, share)
 
-    def encode(self, x: Tensor, after: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, after: Tensor) -> Columns:
         """Embeddings (N, D) of two columns, in one pass."""
         return self.encoder(torch.cat([x, after])).chunk(2)
 
@@ -404,10 +402,12 @@ def _convolutions(channels: int, generator: torch.Generator) -> nn.Sequential:
 
 
 def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
-    for module in layers:
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(module.weight, math.sqrt(2), generator=generator)
-            nn.init.zeros_(cast(Tensor, module.bias))
+    for parameter in layers.parameters():
+        # Weights have at least two axes, biases one.
+        if parameter.dim() > 1:
+            nn.init.orthogonal_(parameter, math.sqrt(2), generator=generator)
+        else:
+            nn.init.zeros_(parameter)
     return layers
 
 
@@ -418,22 +418,22 @@ class ActionCode:
     taken as it is where it has none, and predicted with squared error.
     """
 
-    def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
+    def __init__(self, space: Space, reward: str, device: str = "cpu") -> None:
         self.reward = reward
         self.device = device
         self.key = id(space)
         self.blocks: list[int] = []  # choices of each discrete action
         match space:
-            case gym.spaces.Discrete():
+            case spaces.Discrete():
                 self.blocks = [int(space.n)]
                 self.start = np.array([int(space.start)])
-            case gym.spaces.MultiDiscrete():
+            case spaces.MultiDiscrete():
                 self.blocks = space.nvec.ravel().tolist()
                 self.start = np.asarray(space.start).ravel()
-            case gym.spaces.MultiBinary():
+            case spaces.MultiBinary():
                 self.blocks = [2] * int(np.prod(space.shape))
                 self.start = np.zeros(len(self.blocks), np.int64)
-            case gym.spaces.Box():
+            case spaces.Box():
                 low = space.low.ravel().astype(np.float64)
                 high = space.high.ravel().astype(np.float64)
                 bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
@@ -487,7 +487,8 @@ class ActionCode:
         logits = prediction.split(self.blocks, dim=1)
         codes = code.split(self.blocks, dim=1)
         choices = [one_hot.argmax(dim=1) for one_hot in codes]
-        return cast(Tensor, sum(map(cross_entropy, logits, choices)))
+        total: Any = sum(map(cross_entropy, logits, choices))
+        return total
 
     def tape(self, tape: Tape, name: str, prediction: Units, code: Units, share: float) -> None:
         """`share` of `loss`, written down."""
@@ -497,13 +498,13 @@ class ActionCode:
             tape.entropy(name, prediction.select(begin, n), code.select(begin, n), share)
 
 
-def numeric_spaces(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
+def numeric_spaces(space: Space, keys: Sequence[str], reward: str) -> dict[str, Space]:
     """The numeric spaces (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these) in `space`, in a fixed order.
 
     `keys` are the entries of a Dict to look at, all if empty. ValueError, about that reward, for another space or key.
     """
-    numeric = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-    if isinstance(space, gym.spaces.Dict):
+    numeric = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if isinstance(space, spaces.Dict):
         unknown = [key for key in keys if key not in space.spaces]
         if unknown:
             fix = f"which the observation does not have; choose among {sorted(space.spaces)}"
@@ -542,9 +543,7 @@ class Layout:
 
     used: np.ndarray | slice = ALL_COLUMNS  # columns of the rows that networks read
 
-    def __init__(
-        self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
-    ) -> None:
+    def __init__(self, space: Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int) -> None:
         """Lay out `space`, for the reward of that name; an image has at least `smallest_image` pixels a side.
 
         `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
@@ -594,27 +593,26 @@ class Layout:
     def _bounds(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         box = self.spaces[key]
         match box:
-            case gym.spaces.Discrete():
+            case spaces.Discrete():
                 # A Discrete one is one-hot in a row.
                 size = int(box.n)
                 return np.zeros(size), np.ones(size)
-            case gym.spaces.MultiDiscrete():
+            case spaces.MultiDiscrete():
                 low = box.start
                 high = box.start + box.nvec - 1
-            case gym.spaces.MultiBinary():
+            case spaces.MultiBinary():
                 low = np.zeros(box.shape)
                 high = np.ones(box.shape)
-            case gym.spaces.Box():
+            case spaces.Box():
                 low = box.low
                 high = box.high
         low_row, high_row = self._rows(np.stack([low, high]), box)
         return low_row, high_row
 
-    def _rows(self, values: Array, box: gym.Space) -> np.ndarray:
+    def _rows(self, values: Array, box: Space) -> np.ndarray:
         values = np.asarray(values)
-        if isinstance(box, gym.spaces.Discrete):
-            choice = values.reshape(len(values)).astype(np.int64)
-            choice -= int(box.start)
+        if isinstance(box, spaces.Discrete):
+            choice = values.reshape(len(values)).astype(np.int64) - box.start
             return np.eye(int(box.n), dtype=np.float32)[choice]
         if self.channels and _image_shape(box):
             values = values[:, -self.channels :]
@@ -622,9 +620,9 @@ class Layout:
         return values.reshape(len(values), width).astype(np.float32, copy=False)
 
 
-def _image_shape(space: gym.Space) -> tuple[int, int, int] | None:
+def _image_shape(space: Space) -> tuple[int, int, int] | None:
     """(C, H, W) of a channel-first image of bytes, None for anything else."""
-    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
         return None
     channels, height, width = space.shape
     return channels, height, width

@@ -23,10 +23,9 @@ from torch.linalg import solve_triangular
 from envs.transitions import Transitions, index_obs
 from envs.types import Memory, Obs
 from lodestar.mappings import map_values
-from rewards.base import Reward, one_row, values_at_obs
+from rewards.base import Reward, Walk, one_row, values_at_obs
 
 MAX_SINGLE_STEPS = 4  # rows of time that are counted one by one
-Walk = tuple[np.ndarray, Memory]  # answers along a rollout, and the memory after it
 PIECE_STEPS = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
@@ -57,8 +56,6 @@ class EpisodeMemory:
             piece = x[rows].swapaxes(0, 1)
             answer, memory = self.piece(memory, piece, valid[rows].T, ended[rows].T)
             answers.append(answer.swapaxes(0, 1))
-        if len(answers) == 1:
-            return answers[0], memory
         return np.concatenate(answers), memory
 
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
@@ -67,10 +64,16 @@ class EpisodeMemory:
 
 
 class Episodic(Reward):
-    """Base class of bonuses whose `scan` walks a rollout through `self.memory`; `score` is a rollout of one row."""
+    """Base class of bonuses whose `scan` walks a rollout through `self.memory`; `score` is a rollout of one row.
+
+    It has a method `phi(obs)`, what the memory sees of observations (M, ...), and `bonus(answers)`, what the memory's
+    answers are worth, float32; or a `scan` of its own.
+    """
 
     relabelable = False  # what an episode has seen does not follow from one transition
     memory: EpisodeMemory
+    phi: Any
+    bonus: Any
 
     def initial_memory(self, n: int) -> Memory:
         return self.memory.initial(n)
@@ -78,6 +81,10 @@ class Episodic(Reward):
     def score(self, batch: Transitions, memory: Memory = None) -> Walk:
         raw, memory = self.scan(one_row(batch), memory)
         return raw[0], memory
+
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
+        answers, memory = self.walk(batch, memory, self.phi)
+        return self.bonus(answers), memory
 
     def walk(self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]) -> Walk:
         """What `self.memory` answers for `function` of each `next_obs`, (T, N, ...), and the memory after it."""

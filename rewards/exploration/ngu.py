@@ -16,7 +16,7 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import RunningMeanStd
+from rewards.base import Metrics, RunningMeanStd, Walk
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.pseudocount import RECENT_DISTANCES, PseudoCount, PseudoCountConfig
 from rewards.exploration.rnd import RND, RNDConfig
@@ -45,18 +45,18 @@ class NGU(PseudoCount):
         self.rnd = RND(RNDConfig(**shared), *spaces, seed=self.seed + 1, device=self.device)
         self.error = RunningMeanStd(window=RECENT_DISTANCES)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         episodic, memory = super().scan(batch, memory)
         factor = self.factor(self.rnd.score(batch.flatten()))
         return episodic * factor.reshape(batch.shape), memory
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         metrics = super().update(batch)
         flat = batch.flatten()
         if np.any(flat.valid):
             # The errors from before RND learns from these transitions, as `scan` sees them.
             error = self.rnd.score(flat)
-            self.error.update(error[np.asarray(flat.valid)])
+            self.error.update(error[flat.valid])
         for name, value in self.rnd.update(flat).items():
             metrics[f"rnd_{name}"] = value
         return metrics

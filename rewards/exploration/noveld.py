@@ -16,6 +16,7 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
+from rewards.base import Walk
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.memories import CountMemory, Episodic, values_at_both
 from rewards.exploration.rnd import RND, RNDConfig
@@ -41,7 +42,7 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         before, after = values_at_both(self.novelty, batch)
         n, memory = self.walk(batch, memory, self.hash)
         rise = np.maximum(after - np.float32(self.config.alpha) * before, 0)

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from envs.transitions import Transitions
-from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import MIN_DEVIATION, RunningMeanStd
+from rewards.base import MIN_DEVIATION, Metrics, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
@@ -58,11 +57,7 @@ class PseudoCount(Episodic, InverseDynamics):
         self.distance.mean = np.ones(())
         self.train_on(self.encoder, self.prediction)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        squares, memory = self.walk(batch, memory, self.phi)
-        return self.bonus(squares), memory
-
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         metrics = super().update(batch)
         if not np.any(batch.valid):
             return metrics

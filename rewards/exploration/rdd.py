@@ -18,14 +18,13 @@ floor that does not vanish).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from envs.transitions import Transitions
-from envs.types import Memory
+from envs.types import Memory, StateDict
 from lodestar.settings import setting
 from rewards.exploration.rnd import RND, RNDConfig
 
@@ -99,10 +98,7 @@ class RDD(RND):
                 return self.error(x, self.target(x))
             case "coin_flip":
                 return self.predictor(x).square().mean(dim=1).sqrt()
-        return self._ensemble_bonus(x)
-
-    def _ensemble_bonus(self, x: Tensor) -> Tensor:
-        """DRND: the distance to the mean of the targets, and an estimate of 1/n from their second moment."""
+        # DRND: the distance to the mean of the targets, and an estimate of 1/n from their second moment.
         outputs = torch.stack([net(x) for net in self.targets])
         mean = outputs.mean(dim=0)
         second_moment = outputs.square().mean(dim=0)
@@ -139,11 +135,11 @@ class VisitReplay:
         index = rng.integers(min(self.seen, len(self.rows)), size=n)
         return self.rows[index], self.draws[index]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         filled = min(self.seen, len(self.rows))
         return {"rows": self.rows[:filled], "draws": self.draws[:filled], "seen": self.seen}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.seen = int(state["seen"])
         filled = min(self.seen, len(self.rows))
         if len(state["rows"]) != filled:

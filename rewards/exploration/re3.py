@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.transitions import Transitions
-from envs.types import Memory
+from envs.types import Obs
 from lodestar.settings import setting
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory
@@ -48,8 +47,10 @@ class RE3(Episodic, Learned):
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
         self.memory.kernel = self.compiled.kernel
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        squares, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
+    def phi(self, obs: Obs) -> np.ndarray:
+        return self.values(self.encoder, obs)
+
+    def bonus(self, answers: np.ndarray) -> np.ndarray:
         # While there are fewer than k neighbours, the farthest one counts.
-        farthest = np.where(np.isfinite(squares), squares, 0).max(axis=-1)
-        return np.log1p(np.sqrt(farthest)).astype(np.float32), memory
+        farthest = np.where(np.isfinite(answers), answers, 0).max(axis=-1)
+        return np.log1p(np.sqrt(farthest)).astype(np.float32)

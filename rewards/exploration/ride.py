@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
+from rewards.base import Walk
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.count import CellSettings, Hash
-from rewards.exploration.learned import InverseDynamics, LearnedConfig
+from rewards.exploration.learned import InverseDynamics, LearnedConfig, Losses
 from rewards.exploration.memories import CountMemory, Episodic, values_at_both
 
 
@@ -48,14 +50,14 @@ class RIDE(Episodic, InverseDynamics):
         self.forward = self.head(config.features + self.actions.size, config.hidden, config.features)
         self.train_on(self.encoder, self.prediction, self.forward)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         # The impact of an action, divided by the root of how often the episode has been where it led.
         before, after = values_at_both(self.phi, batch)
         n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)
         return (impact / np.sqrt(n)).astype(np.float32), memory
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         x, action, after = columns
         one, two = self.encode(x, after)
         ahead = self.forward(torch.cat([one, action], dim=1))

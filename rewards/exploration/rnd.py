@@ -13,7 +13,7 @@ learns everything before the agent has found the task.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from envs.transitions import Transitions
@@ -21,7 +21,7 @@ from envs.types import Obs
 from lodestar.settings import setting
 from rewards.base import RewardConfig
 from rewards.exploration.compiled.tape import Tape, Units
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 
 
 @dataclass
@@ -50,15 +50,15 @@ class RND(Learned):
         self.predictor = self.net(*hidden_layers, config.features)
         self.train_on(self.predictor)
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> Columns:
         return self.pair(batch.next_obs)
 
-    def pair(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+    def pair(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Observations (N, ...) -> whitened rows (N, size) and what the target makes of them (N, D)."""
         x = self.inputs(obs)
         return x, self.in_pieces(self.target, x)
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> Losses:
         x, target = columns
         return {"loss": mse_loss(self.predictor(x), target)}
 
@@ -66,6 +66,6 @@ class RND(Learned):
         prediction = tape.net(self.predictor.dense, x)
         tape.squares("loss", prediction, target, 1 / target.n)
 
-    def error(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def error(self, x: Tensor, target: Tensor) -> Tensor:
         """Whitened rows (N, size) and targets (N, D) -> mean squared error over the features (N,)."""
         return (self.predictor(x) - target).square().mean(dim=1)

@@ -23,6 +23,7 @@ from torch.nn.utils import skip_init
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
+from rewards.base import Walk
 from rewards.exploration.count import Hash
 from rewards.exploration.learned import WHOLE_OBS, Learned, LearnedConfig, obs_entry
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits
@@ -69,14 +70,11 @@ class Submodular(Episodic, Learned):
             self.waves = waves.requires_grad_(False).to(self.device)
             self.memory = EllipticalMemory(config.features, config.noise)
 
-    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def scan(self, batch: Transitions, memory: Memory) -> Walk:
         if self.config.kind == "logdet":
             bonus, memory = self.walk(batch, memory, self._phi)
             return np.log1p(bonus).astype(np.float32), memory
-        return self._count_new_cells(batch, memory)
-
-    def _count_new_cells(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """How many cells of each disc are new to the episode, float32 (T, N), and the memory after it."""
+        # How many cells of each disc are new to the episode.
         visits = Visits(batch)
         cells = visits.apply(self._cells)  # (S, N, M)
         states, envs, discs = cells.shape

@@ -26,7 +26,7 @@ import numpy as np
 
 from envs.transitions import Transitions
 from lodestar.state import Stateful
-from rewards.base import Reward
+from rewards.base import Metrics, Reward
 
 # How much of the running mean is kept from one update to the next.
 COST_MEMORY = 0.9
@@ -103,7 +103,7 @@ class Limit(Stateful):
         """The stream's weight, before it is divided by 1 + lambda."""
         return -self.multiplier
 
-    def update(self, batch: Transitions, raw: np.ndarray, rewards: np.ndarray) -> dict[str, float]:
+    def update(self, batch: Transitions, raw: np.ndarray, rewards: np.ndarray) -> Metrics:
         """Learn from the costs (T, N) of fresh transitions, beside all other rewards (T, N); metrics by tag."""
         valid = batch.valid
         costs = raw[valid].astype(np.float64)

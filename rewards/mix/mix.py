@@ -22,12 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.transitions import NotFinite, OnNan, Transitions, index_obs, is_finite, map_obs
-from envs.types import MODALITIES, MODALITY_FIELDS, Memory
+from envs.transitions import NotFinite, OnNan, Transitions, index_obs, is_finite
+from envs.types import MODALITIES, MODALITY_FIELDS, Memory, StateDict
 from lodestar.numerics.descent import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
-from rewards.base import AVERAGE, JudgeUse, Reward, RewardConfig, make_scale, sharing, values_at_obs, values_of
+from rewards.base import (
+    AVERAGE,
+    JudgeUse,
+    Metrics,
+    Reward,
+    RewardConfig,
+    Walk,
+    make_scale,
+    sharing,
+    values_at_obs,
+    values_of,
+)
 from rewards.mix.limit import Limit, refuse_limit
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.task import Task
@@ -39,8 +50,11 @@ MAX_BAD_UPDATES = 3
 # Finite updates between two copies of the weights.
 COPY_INTERVAL = 10
 
+# Arrays of one shape, (N,) or (T, N), by the name of a stream: scores, rewards or their parts.
+ByStream = dict[str, np.ndarray]
 
-class Mix:
+
+class Mix(Stateful):
     """Streams added up. It is a `Scorer`: agents that imagine or relabel call `total`.
 
     Example:
@@ -51,6 +65,8 @@ class Mix:
         >>> mix.weights(0), sorted(mix.requires)
         ({'task': 1.0, 'rnd': 0.5}, ['next_obs', 'reward'])
     """
+
+    saved = {"streams": "streams", "metrics": "_metrics", "zeroed": "on_nan.zeroed"}
 
     def __init__(self, streams: list["Stream"]) -> None:
         self.streams = {stream.name: stream for stream in streams}
@@ -75,7 +91,7 @@ class Mix:
         self.keeps = bool(self._lasting) or not self.requires.isdisjoint(MODALITIES)
         self._metrics = MixMetrics()
         self._is_readable = False  # whether a batch was seen that has what the rewards read
-        self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where a log shows them
+        self.watched: ByStream | None = None  # newest scores by stream, where a log shows them
         # What replaces rewards that are NaN or infinite, the task's and the learned ones; agents read it, too.
         self.on_nan = OnNan()
         for stream in streams:
@@ -151,7 +167,7 @@ class Mix:
             return batch
         return batch.replace(frame=None, obs_frame=None)
 
-    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[ByStream, Memory]:
         """Every stream's scores of a batch, (N,), or (T, N) in time order; pure.
 
         Returns name -> float32 scores, unweighted and unscaled; and the memory for the next step, rows of ended
@@ -160,7 +176,7 @@ class Mix:
         self._check_readable(batch)
         if memory is None:
             memory = self.initial_memory(batch.shape[-1])
-        raw: dict[str, np.ndarray] = {}
+        raw: ByStream = {}
         after: dict[str, Any] = {}
         with self._sharing():
             for name, stream in self.streams.items():
@@ -193,11 +209,11 @@ class Mix:
                     memory[stream.name] = after
         return columns, memory
 
-    def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
+    def relabel(self, batch: Transitions) -> ByStream:
         """Raw scores by stream, as the rewards stand now, of transitions with the columns of `keep`; pure."""
         # Rows out of a replay need not follow one another, so they are scored one by one.
         flat = batch.flatten()
-        raw: dict[str, np.ndarray] = {}
+        raw: ByStream = {}
         with self._sharing():
             for name, stream in self.streams.items():
                 if stream.relabelable:
@@ -207,7 +223,7 @@ class Mix:
                     raw[name] = batch.extras[f"score/{name}"]
         return raw
 
-    def scale_rewards(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def scale_rewards(self, raw: ByStream) -> ByStream:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
         return {name: stream.scale_rewards(raw[name]) for name, stream in self.streams.items()}
 
@@ -224,21 +240,21 @@ class Mix:
         """1 + lambda, summed over the streams with a limit."""
         return 1 + sum(limit.multiplier for limit in self.limits.values())
 
-    def weighted_rewards(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
+    def weighted_rewards(self, raw: ByStream, timesteps: Any) -> ByStream:
         """Each stream's share of the reward: scaled, and times its weight."""
         weights = self.weights(timesteps)
-        return {name: stream.scale_rewards(raw[name]) * weights[name] for name, stream in self.streams.items()}
+        return {name: scaled * weights[name] for name, scaled in self.scale_rewards(raw).items()}
 
-    def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
+    def combine(self, raw: ByStream, timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
         return add_parts(self.weighted_rewards(raw, timesteps))
 
-    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> Walk:
         """Score and combine in one call: the `Scorer` protocol."""
         raw, memory = self.score(self.embed(batch), memory)
         return self.combine(raw, timesteps), memory
 
-    def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
+    def update(self, batch: Transitions, raw: ByStream, timesteps: Any = 0) -> Metrics:
         """Learn from fresh transitions (T, N) in time order, each handed in once, that `score` gave `raw`.
 
         `timesteps` are environment steps at the first row, or an array that broadcasts to (T, N). Returns metrics by
@@ -261,10 +277,10 @@ class Mix:
             for name, limit in self.limits.items():
                 metrics |= limit.update(batch, raw[name], unlimited)
         if self.on_nan.what == "zero":
-            metrics["reward/nan"] = float(self.on_nan.zeroed)
+            metrics["reward/nan"] = self.on_nan.zeroed
         return metrics
 
-    def measure(self, batch: Transitions, timesteps: Any = 0) -> dict[str, float]:
+    def measure(self, batch: Transitions, timesteps: Any = 0) -> Metrics:
         """The tags `reward/...` of stored transitions (T, N) that `update` has not seen yet; nothing learns."""
         raw = self.relabel(batch)
         self._watch(batch, raw)
@@ -287,7 +303,7 @@ class Mix:
         learned = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
         return sharing() if len(learned) > 1 else nullcontext()
 
-    def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
+    def _watch(self, batch: Transitions, raw: ByStream) -> None:
         if self.watched is not None:
             self.watched = index_obs(raw, batch.valid)
 
@@ -295,18 +311,13 @@ class Mix:
         for stream in self.streams.values():
             stream.reward.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: stream.state_dict() for name, stream in self.streams.items()}
-        return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; raises ValueError for that of a mix of other rewards."""
         if set(state["streams"]) != set(self.streams):
             raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
-        for name, stream in self.streams.items():
-            stream.load_state_dict(state["streams"][name])
-        self._metrics.load_state_dict(state["metrics"])
-        self.on_nan.zeroed = int(state["zeroed"])
+        # Streams keep their own order.
+        streams = {name: state["streams"][name] for name in self.streams}
+        super().load_state_dict({**state, "streams": streams})
 
 
 def add_parts(parts: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -344,10 +355,10 @@ class MixMetrics(Stateful):
         self.running = np.zeros(0)  # learned return of the running episode, per environment
         self.returns: deque[float] = deque(maxlen=100)  # of the last 100 episodes
 
-    def update(self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]) -> dict[str, float]:
+    def update(self, batch: Transitions, raw: ByStream, parts: ByStream) -> Metrics:
         """Metrics by tag of a rollout (T, N), given each stream's scores and its weighted, scaled reward."""
         valid = batch.valid
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         if not valid.any():
             return metrics
         # Both make a vector of the rows that are transitions.
@@ -400,7 +411,7 @@ class Stream(Stateful):
         self.average = config.gamma == AVERAGE
         reward.use_discount(self.gamma)
         # A Config may have changed since it was made.
-        config.check("scale", "shape", "gamma")
+        config.check("scale", "shape")
         if not (0 < self.gamma <= 1):
             raise ValueError(f"reward.{name}.gamma={self.gamma} is out of range; give a number in (0, 1]")
         try:
@@ -504,7 +515,7 @@ class Stream(Stateful):
             )
         return notes
 
-    def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
+    def score(self, batch: Transitions, memory: Memory, again: bool = False) -> Walk:
         """Shaped scores, float32, of the batch's shape; 0 in rows not valid or not ready; `again`: out of a replay."""
         if not self._fits:
             self._check_fits(batch)
@@ -525,7 +536,13 @@ class Stream(Stateful):
             raw = self.references(raw, self.slope)
         if self.compares:
             if self.keeps_score:
-                before, last = self._last_scores(batch, raw, memory[LAST_SCORE])
+                # The scores one step before, `starts_at` where an episode begins.
+                before = np.empty_like(raw)
+                last = memory[LAST_SCORE]
+                for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+                    before[t] = last
+                    last = np.where(valid, raw[t], last)
+                    last = np.where(ended, np.float32(self.reward.starts_at), last)
                 after = {**after, LAST_SCORE: last}
             elif before is None:
                 before = values_at_obs(batch, raw, lambda rows: self._score_obs(batch[rows]))
@@ -577,22 +594,12 @@ class Stream(Stateful):
         origin = "a transition out of the replay" if again else f"environment {place[-1]}"
         transition = {}
         for name in ("obs", "action", "reward", "next_obs"):
-            transition[name] = map_obs(lambda x: np.asarray(x)[place], getattr(batch, name))
+            transition[name] = index_obs(getattr(batch, name), place)
         raise NotFinite(
             f"the reward {self.name!r} gave {raw[place]} for {origin} at step {batch.step[place]} of its episode; "
             "nothing has been learnt from it",
             transition,
         )
-
-    def _last_scores(self, batch: Transitions, score: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of a reward with a memory one step before, `starts_at` where an episode begins; and the last (N,)."""
-        before = np.empty_like(score)
-        first_score = np.float32(self.reward.starts_at or 0)
-        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            before[t] = last
-            last = np.where(valid, score[t], last)
-            last = np.where(ended, first_score, last)
-        return before, last
 
     def scale_rewards(self, raw: np.ndarray) -> np.ndarray:
         """raw / scale; zero while a scaled stream warms up."""
@@ -602,7 +609,7 @@ class Stream(Stateful):
             return np.zeros_like(raw)
         return raw / np.float32(self.scale.value)
 
-    def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
+    def update(self, batch: Transitions, raw: np.ndarray) -> Metrics:
         # References are gathered before anything is learnt, from a recording or from these transitions.
         if self.references is not None and not len(self.references.scores):
             rows = self.references.recorded or batch.flatten()[batch.valid.ravel()]
@@ -649,7 +656,7 @@ class GuardedUpdates(Stateful):
         # Weights, and the state of each optimiser; a resumed run takes its first copy at its first finite update.
         self._good_copy: tuple[list[torch.Tensor], list[dict[str, Any]]] | None = None
 
-    def update(self, batch: Transitions) -> dict[str, float]:
+    def update(self, batch: Transitions) -> Metrics:
         optimizers = optimizers_of(self.reward)
         if optimizers and self._good_copy is None and all(map(is_finite, _weights(optimizers))):
             self._copy_weights(optimizers)
@@ -670,7 +677,7 @@ class GuardedUpdates(Stateful):
                 self._copy_weights(optimizers)
         if not self.skipped:
             return metrics
-        return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
+        return {**metrics, "skipped": self.skipped, "restored": self.restored}
 
     def _copy_weights(self, optimizers: list[Any]) -> None:
         states = [optimizer.state_dict() for optimizer in optimizers]

@@ -60,10 +60,6 @@ class Units(NamedTuple):
     learnt: bool = True
     column: int = -1  # of the batch, where they are its own
 
-    @property
-    def end(self) -> int:
-        return self.start + self.n
-
     def select(self, begin: int, n: int) -> "Units":
         return Units(self.start + begin, n, self.learnt)
 
@@ -149,7 +145,7 @@ class Tape:
 
     def _join(self, sources: Sequence[Units]) -> Units:
         """Units side by side: as they lie where they do, else copies."""
-        if any(left.end != right.start for left, right in pairwise(sources)):
+        if any(left.start + left.n != right.start for left, right in pairwise(sources)):
             sources = list(map(self._copy, sources))
         size = 0
         learnt = False
@@ -213,11 +209,12 @@ class Compiled:
 
         `methods` are those that they stand for: no subclass of the class that defines `tape` may override one.
         """
-        if not self.reward.compiles or not self._stand_for(methods):
+        reward = self.reward
+        if not reward.compiles or not self._stand_for(methods):
             return None
-        name = self.reward.config.name
-        if self.reward.layout.images or torch.device(self.reward.device).type != "cpu":
-            if self.reward.config.path == "numba":
+        name = reward.config.name
+        if reward.layout.images or torch.device(reward.device).type != "cpu":
+            if reward.config.path == "numba":
                 warn_once(f"reward {name}", f"torch, as reward.{name}.path=numba is for vectors, on the CPU")
             return None
         return kernel("rewards.exploration.compiled.kernel", f"reward {name}", "torch", f"reward.{name}.path")
@@ -243,7 +240,10 @@ class Compiled:
         config = self.reward.config
         parts = len(minibatches[0])
         if "loss" not in self.programs:
-            self.programs["loss"] = self._loss_programs(columns, parts)
+            tapes = [self._write_tape(columns, part) for part in range(parts)]
+            part_ops, part_shares = zip(*map(Tape.program, tapes))
+            # Every part has the same losses.
+            self.programs["loss"] = np.concatenate(part_ops), np.concatenate(part_shares), tapes[0].names
         ops, shares, names = self.programs["loss"]
         # One row of `begins` for each minibatch: where each part begins in `order`, and where the last one ends.
         rows = list(chain.from_iterable(minibatches))
@@ -324,18 +324,6 @@ class Compiled:
         inputs = [tape.column(index, column.shape[1]) for index, column in enumerate(columns)]
         reward.tape(tape, *inputs)
         return tape
-
-    def _loss_programs(self, columns: Sequence[Tensor], parts: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Operations and shares of every part of the loss, (parts, K, ...), and the names of the losses."""
-        ops = []
-        shares = []
-        for part in range(parts):
-            tape = self._write_tape(columns, part)
-            part_ops, part_shares = tape.program()
-            ops.append(part_ops)
-            shares.append(part_shares)
-        # Every part has the same losses.
-        return np.concatenate(ops), np.concatenate(shares), tape.names
 
 
 def _outputs(
