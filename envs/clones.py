@@ -11,7 +11,7 @@ from snapshots (`envs.snapshots.snapshots`).
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +25,7 @@ from envs.make import MODALITY_OPTIONS, make, make_batched
 from envs.snapshots import snapshots
 from envs.steps import modalities_of, modalities_of_one
 from envs.transitions import Rollout, Transitions, map_obs
-from envs.types import OBS_MODALITIES, Array, Obs, Options
+from envs.types import OBS_MODALITIES, Array, Obs, Options, StateDict
 
 # At most so many futures are played side by side, and so many numbers of observations kept at a
 # time.
@@ -47,7 +47,7 @@ class Place:
     # Of the episode that ended, where that is defined.
     success: bool | None = None
     # Frame, text and signals of `obs`, those of the options, (1, ...).
-    modalities: dict[str, Array] | None = None
+    modalities: dict[str, Array] = field(default_factory=dict)
 
 
 class Clones:
@@ -102,10 +102,7 @@ class Clones:
             count, state = self._play_side_by_side(place, rollout)
         else:
             count, state = self._play_one_by_one(place, rollout)
-        fields = ["next_obs"]
-        if place.modalities:
-            fields += OBS_MODALITIES
-        batch = rollout.transitions(frozenset(fields))[:count]
+        batch = rollout.transitions(frozenset({"next_obs", *OBS_MODALITIES}))[:count]
 
         # Rows behind a future's end are none of it.
         is_over = np.zeros((count, rollout.n), bool)
@@ -117,7 +114,7 @@ class Clones:
             valid=~is_over,
             step=place.step + steps,
         )
-        modalities = {name: getattr(batch, name)[-1, -1:].copy() for name in place.modalities or {}}
+        modalities = {name: getattr(batch, name)[-1, -1:].copy() for name in place.modalities}
         reached = Place(
             state,
             map_obs(lambda x: np.array(x[-1, -1]), batch.next_obs),
@@ -140,11 +137,10 @@ class Clones:
             single_observation_space=self.observation_space,
             single_action_space=self.action_space,
         )
-        modalities = place.modalities or {}
-        rollout = Rollout(horizon, vector, frozenset(modalities))
+        rollout = Rollout(horizon, vector, frozenset(place.modalities))
         rollout.action[:] = actions
         obs = map_obs(lambda x: np.repeat(np.asarray(x)[None], n, 0), place.obs)
-        infos = map_obs(lambda x: np.repeat(x, n, 0), modalities)
+        infos = map_obs(lambda x: np.repeat(x, n, 0), place.modalities)
         rollout.begin(obs, infos)
         return rollout
 
@@ -211,7 +207,7 @@ def _has_program(env_id: str, options: Options) -> bool:
     return modalities <= PROGRAMS[env_id].modalities
 
 
-def _map_rows(snapshot: dict[str, Any], pick: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+def _map_rows(snapshot: StateDict, pick: Callable[[np.ndarray], np.ndarray]) -> StateDict:
     """What a snapshot holds a row of for each environment, with other rows."""
     return {
         "steps": pick(snapshot["steps"]),
@@ -220,6 +216,6 @@ def _map_rows(snapshot: dict[str, Any], pick: Callable[[np.ndarray], np.ndarray]
     }
 
 
-def _last_row(snapshot: dict[str, Any]) -> dict[str, Any]:
+def _last_row(snapshot: StateDict) -> StateDict:
     """The snapshot of the last environment alone."""
     return {**snapshot, **_map_rows(snapshot, lambda x: x[-1:].copy())}

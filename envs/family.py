@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.observations import plain_observation
 from envs.transitions import Ends
+from envs.types import Info, Notes, Options
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Metrics(ABC):
 
 
 # (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None if undefined.
-Success = Callable[[gym.Env, float, bool, dict[str, Any]], bool | None]
+Success = Callable[[gym.Env, float, bool, Info], bool | None]
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ class Family:
     # The extra of ours that installs it; "" where a plain install does.
     extra: str = ""
     # (spec, keyword arguments for `gymnasium.make`, frame size) -> the arguments to use.
-    arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = lambda spec, arguments, size: arguments
+    arguments: Callable[[EnvSpec, Options, int | None], Options] = lambda spec, arguments, size: arguments
     # Wraps what is wrong with the environment itself (seeds, time limits), adapted observations or not.
     repair: Callable[[gym.Env], gym.Env] = lambda env: env
     # (env, **options) -> observations that suit Stable-Baselines3; the names of those options.
     adapt: Callable[..., gym.Env] = plain_observation
     options: frozenset[str] = frozenset()
     # The state or the last event in words; `memory` is a dict that the caller keeps and empties at each reset.
-    caption: Callable[[gym.Env, dict[str, Any]], str] = lambda env, memory: ""
+    caption: Callable[[gym.Env, Notes], str] = lambda env, memory: ""
     # The first goal is the default.
     goals: Callable[[EnvSpec], list[Goal]] = lambda spec: []
     # For a judge of captions: what counts as progress; "" if undefined.
@@ -145,10 +146,7 @@ OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), entri
 @functools.cache
 def families() -> dict[str, Family]:
     """Name -> family; the last one, `other`, takes every id that the rest do not know."""
-    by_name = {}
-    for family in (*map(pkgutil.resolve_name, FAMILIES), OTHER):
-        by_name[family.name] = family
-    return by_name
+    return {family.name: family for family in (*map(pkgutil.resolve_name, FAMILIES), OTHER)}
 
 
 def simulator(env: gym.Env) -> Any:
@@ -158,12 +156,10 @@ def simulator(env: gym.Env) -> Any:
 
 def step_limit(env: gym.Env) -> int | None:
     """The most steps of an episode, by the environment's registration or by itself; None where there is no limit."""
-    limit = getattr(simulator(env), "max_steps", None)
-    if env.spec is None or env.spec.max_episode_steps is None:
-        return limit
-    if limit is None:
-        return env.spec.max_episode_steps
-    return min(env.spec.max_episode_steps, limit)
+    limits = [getattr(simulator(env), "max_steps", None)]
+    if env.spec is not None:
+        limits.append(env.spec.max_episode_steps)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def family_of(spec: EnvSpec | None) -> Family:

@@ -30,6 +30,7 @@ from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
 from envs.transitions import Ends
+from envs.types import Options
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
@@ -139,7 +140,7 @@ def make(
     return env
 
 
-def _cannot_be_made(env_id: str, arguments: dict[str, Any], error: Exception) -> str:
+def _cannot_be_made(env_id: str, arguments: Options, error: Exception) -> str:
     if "'render_mode'" in str(error):
         return (
             f"{env_id} cannot draw itself: its constructor has no argument render_mode, which Gymnasium asks for; add "
@@ -232,11 +233,10 @@ def make_vec(
         for name, value in (("workers", workers), ("processes", processes)):
             if value is not None and value != {}:
                 raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
-    if backend == "batched":
-        return make_batched(env_id, n, seed=seed, num_threads=num_threads, **kwargs)
     if backend == "device":
-        kwargs.setdefault("array", "torch")
-        return make_batched(env_id, n, seed=seed, on_device=True, **kwargs)
+        kwargs = {"array": "torch", "on_device": True, **kwargs}
+    if backend in ("batched", "device"):
+        return make_batched(env_id, n, seed=seed, num_threads=num_threads, **kwargs)
     makers = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
@@ -291,24 +291,19 @@ def make_batched(
             'leave it out, or use envs.make.make_vec with backend="gym"'
         )
     arguments = {name: options.pop(name) for name in program.modalities & set(options)}
-    if program.threads:
+    if program.is_robot:
         arguments["num_threads"] = num_threads
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
     try:
-        path = program.path
-        if on_device and program.device:
-            path = program.device
-        build = _program(path)
+        with explain_missing("backend=device" if on_device else "backend=batched"):
+            build: Any = load_env_creator(program.path)
+            if on_device and program.is_robot:
+                to_device: Any = load_env_creator("envs.batched.warp:on_device")
+                build = to_device(build)
         return build(original, n, seed, arrays, **arguments)
     finally:
         original.close()
-
-
-def _program(path: str) -> Any:
-    """An array program's class; an ImportError says what to install."""
-    with explain_missing("backend=device" if path.startswith("envs.batched.warp") else "backend=batched"):
-        return load_env_creator(path)
 
 
 def _supported_options(env_id: str) -> frozenset[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.observations import Recorded
-from envs.types import MASK, EnvReset, EnvStep, Info, MaskFault, Options
+from envs.types import MASK, EnvReset, EnvStep, Info, MaskFault
 
 METHOD = "action_masks"
 
@@ -37,7 +37,7 @@ def has_mask(env: gym.Env, info: Info) -> bool:
     return bool(sizes(env.action_space)) and (MASK in info or env.has_wrapper_attr(METHOD))
 
 
-def with_method(env: gym.Env, info: Info) -> tuple[gym.Env, dict[str, Any]]:
+def with_method(env: gym.Env, info: Info) -> tuple[gym.Env, Info]:
     """An environment that has just been reset, in an `ActionMask` if it masks actions but has no method to ask."""
     if not has_mask(env, info) or env.has_wrapper_attr(METHOD):
         return env, info
@@ -112,8 +112,8 @@ class ActionMask(Recorded):
         """The mask of the observation last returned, bool (n,)."""
         return self._mask
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        obs, info = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        obs, info = self.env.reset(**kwargs)
         return obs, self.begin(info)
 
     def begin(self, info: Info) -> Info:
@@ -126,7 +126,7 @@ class ActionMask(Recorded):
         info = self._write(info, bool(terminated))
         return obs, reward, terminated, truncated, info
 
-    def _write(self, info: Info, terminated: bool) -> dict[str, Any]:
+    def _write(self, info: Info, terminated: bool) -> Info:
         mask = info.get(MASK)
         if mask is None and self._has_method:
             mask = self.env.get_wrapper_attr(METHOD)()

@@ -60,17 +60,11 @@ class RandomPhysics(Recorded):
             rows = self._own[group[0]].shape[:1]
             factors = self.np_random.uniform(1.0 - self.share, 1.0 + self.share, rows)
             for name in group:
-                self._multiply(name, factors)
+                own = self._own[name]
+                # One factor a row; MuJoCo copies what is set into its own arrays.
+                setattr(self._owner, name, (own.T * factors).T.tolist())
         self._derive()
         return self.env.reset(options=options)
-
-    def _multiply(self, name: str, factors: np.ndarray) -> None:
-        own = self._own[name]
-        if self._is_mujoco:
-            array = getattr(self._owner, name)
-            array[:] = own * factors.reshape(-1, *[1] * (own.ndim - 1))
-        else:
-            setattr(self._owner, name, float(own * factors))
 
     def _derive(self) -> None:
         """What is computed from the masses once, when the environment is made."""

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.masks import sample
 from envs.transitions import Rollout, Transitions, map_obs
-from envs.types import MASK, MODALITIES, Array
+from envs.types import MASK, MODALITIES, Array, Info
 from lodestar.files import make_parent, regular, replacing, save_arrays
 from lodestar.mappings import map_values
 
@@ -91,7 +91,7 @@ def episodes(batch: Transitions) -> list[slice]:
     return [slice(*ends) for ends in itertools.pairwise([*starts, batch.shape[0]])]
 
 
-def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
+def save(path: str | Path, batch: Transitions, meta: Info) -> None:
     """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold."""
     if len(batch.shape) != 1 or not batch.shape[0]:
         raise ValueError(f"a batch of shape {batch.shape} is no recording; give a flat one (by_environment makes it)")
@@ -142,9 +142,8 @@ def _restore_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> 
             arrays[_obs_name(name)] = before
 
 
-def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
+def load(path: str | Path) -> tuple[Transitions, Info]:
     """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`."""
-    path = _find_recording(path)
     about, arrays = _read_arrays(path)
     starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
     _restore_repeated_obs(arrays, starts)
@@ -164,14 +163,21 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     return Transitions(**fields), json.loads(about["meta"])
 
 
-def read_meta(path: str | Path) -> dict[str, Any]:
+def read_meta(path: str | Path) -> Info:
     """The `meta` of a recording, a file or the name of one that ships, without its arrays."""
-    about, _ = _read_arrays(_find_recording(path), ())
+    about, _ = _read_arrays(path, ())
     return json.loads(about["meta"])
 
 
-def _find_recording(path: str | Path) -> str | Path:
-    """The path itself where it is a file, else the recording of that name that ships."""
+def _read_arrays(
+    path: str | Path, names: Collection[str] | None = None
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """What a file, or the recording of that name that ships, says about itself, and its arrays by name.
+
+    Only arrays of these `names`, if any are given.
+    """
+    from safetensors import SafetensorError, safe_open
+
     if not Path(path).exists():
         shipped = {file.stem: file for file in sorted(SHIPPED_RECORDINGS.glob("*.safetensors"))}
         if str(path) not in shipped:
@@ -179,15 +185,6 @@ def _find_recording(path: str | Path) -> str | Path:
         path = shipped[str(path)]
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give the recordings in it, as in {path}/random.safetensors")
-    return path
-
-
-def _read_arrays(
-    path: str | Path, names: Collection[str] | None = None
-) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """What a file says about itself, and its arrays by name; of these names alone, if any are given."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(regular(Path(path).resolve()), "np") as file:
             about = file.metadata() or {}
@@ -196,8 +193,9 @@ def _read_arrays(
     except SafetensorError as error:
         raise ValueError(f"{path} is no recording ({error}); give a file written by envs.recording.save") from None
     if about.get("format") != RECORDING_FORMAT:
-        words = f"{path} is no recording of this format ({about.get('format')!r}); {RECORDING_FORMAT!r} is read"
-        raise ValueError(words)
+        raise ValueError(
+            f"{path} is no recording of this format ({about.get('format')!r}); {RECORDING_FORMAT!r} is read"
+        )
     return about, arrays
 
 

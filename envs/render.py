@@ -27,10 +27,8 @@ def prepare() -> str:
 
     Call it before `mujoco` or `pygame` is imported. Returns the choice, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
     """
-    has_screen = sys.platform in ("win32", "darwin")
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        has_screen = True
-    if not has_screen:
+    screens = (os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY"))
+    if sys.platform not in ("win32", "darwin") and not any(screens):
         if "MUJOCO_GL" not in os.environ:
             os.environ["MUJOCO_GL"] = _screenless_renderer()
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -39,11 +37,8 @@ def prepare() -> str:
     # No environment of ours makes a sound; without this ALSA prints a page of errors.
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    choices = []
-    for name in ("MUJOCO_GL", "SDL_VIDEODRIVER"):
-        value = os.environ.get(name) or "the default"
-        choices.append(f"{name}={value}")
-    return ", ".join(choices)
+    names = ("MUJOCO_GL", "SDL_VIDEODRIVER")
+    return ", ".join(f"{name}={os.environ.get(name) or 'the default'}" for name in names)
 
 
 def _screenless_renderer() -> str:
@@ -109,15 +104,13 @@ def picture(env: gym.Env, side: int) -> np.ndarray:
 
     The errors are those of `frame`.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     image = render_picture(env)
     refuse_single_colour(env, image)
-    height, width = image.shape[:2]
-    scale = side / max(height, width)
-    new_size = (max(round(scale * width), 1), max(round(scale * height), 1))
     original = Image.fromarray(np.ascontiguousarray(image, dtype=np.uint8))
-    return np.array(original.resize(new_size, resample=PILLOW_BOX))
+    method: Any = PILLOW_BOX
+    return np.array(ImageOps.contain(original, (side, side), method))
 
 
 def render_picture(env: gym.Env) -> np.ndarray:

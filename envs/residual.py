@@ -138,8 +138,8 @@ class Residual(gym.Wrapper, RecordConstructorArgs):
         self.observation_space = self.base.observation_space
         self.action_space = self.base.action_space
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        obs, info = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        obs, info = self.env.reset(**kwargs)
         return self.base.append_action(obs[None], np.ones(1, bool))[0], info
 
     def step(self, action: Any) -> EnvStep:

@@ -47,7 +47,7 @@ class Cursor:
         """The batch (N,) of one step, whose successors, with their `modalities`, become current."""
         batch = Transitions(
             obs=obs,
-            action=None if action is None else np.asarray(action),
+            action=map_obs(np.asarray, action),
             reward=np.asarray(reward, np.float32),
             next_obs=next_obs,
             terminated=terminated,
@@ -90,12 +90,10 @@ def from_gym_step(
     info: Infos,
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
-    if action is not None:
-        action = _one_row(action)
     valid = np.ones(1, bool)
     return cursor.move(
         map_obs(_one_row, obs),
-        action,
+        map_obs(_one_row, action),
         [reward],
         map_obs(_one_row, next_obs),
         valid & terminated,
@@ -256,12 +254,11 @@ class Chunk:
         return larger
 
     def take(self) -> list[Any]:
-        trees = self._rows()
+        parts = self._rows()
         self.count = 0
-        parts = []
-        for tree in trees:
-            is_batch = isinstance(tree, dict) and "next_obs" in tree
-            parts.append(Transitions(**tree) if is_batch else tree)
+        for number, part in enumerate(parts):
+            if isinstance(part, dict) and "next_obs" in part:
+                parts[number] = Transitions(**part)
         return parts
 
     def _rows(self) -> list[Any]:
@@ -296,11 +293,9 @@ def modalities_in(infos: Sequence[Infos], mask: np.ndarray | None = None) -> dic
         example = next((info[name] for info in infos if name in info), None)
         if example is None:
             continue
-        if mask is None:
-            values = [info[name] for info in infos]
-        else:
-            blank = "" if name == "text" else np.zeros_like(example)
-            values = [info[name] if inside else blank for info, inside in zip(infos, mask)]
+        blank = "" if name == "text" else np.zeros_like(example)
+        inside = [True] * len(infos) if mask is None else mask
+        values = [info[name] if is_inside else blank for info, is_inside in zip(infos, inside)]
         modalities[name] = modality(name, values)
     return modalities
 

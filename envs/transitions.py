@@ -319,26 +319,23 @@ class Rollout:
 
     def timed_out(self) -> tuple[Array, Array, Obs] | None:
         """Rows, columns and last observations (M, ...) of the episodes that ended while others did for lack of time."""
-        rows = []
-        columns = []
-        observations = []
+        late = []
         for t, ended, last in self.finals:
             out_of_time = self.truncated[t, ended] & ~self.terminated[t, ended]
             if out_of_time.any():
-                rows.append(np.full(len(ended), t))
-                columns.append(ended)
-                observations.append(last)
-        if not rows:
+                late.append((np.full(len(ended), t), ended, last))
+        if not late:
             return None
-        return np.concatenate(rows), np.concatenate(columns), join(np.concatenate, observations)
+        rows, columns, observations = zip(*late)
+        return np.concatenate(rows), np.concatenate(columns), join(np.concatenate, [*observations])
 
     def refuse_finals(self) -> None:
         """Raise a NotFinite if an observation that an episode ended on holds NaN or infinity."""
         steps = self.steps()
         for t, columns, last in self.finals:
-            rows = map_obs(lambda x: np.zeros((1, self.n, *x.shape[1:]), x.dtype), last)
-            put(rows, (0, columns), last)
-            refuse({"observation": rows}, steps[t : t + 1], {"next_obs": rows})
+            rows = map_obs(lambda x: np.zeros((self.n, *x.shape[1:]), x.dtype), last)
+            put(rows, columns, last)
+            refuse({"observation": rows}, steps[t], {"next_obs": rows})
 
     def roll(self) -> None:
         """Begin the next rollout where this one ended."""
@@ -436,15 +433,11 @@ class OnNan:
         """The rewards, an array or a tensor: the same object where all are finite."""
         if self.what == "stop" or _place(reward) is None:
             return reward
-        finite: Any
-        if isinstance(reward, np.ndarray):
-            finite = np.isfinite(reward)
-            reward = np.where(finite, reward, reward.dtype.type(0))
-        else:
-            finite = reward.isfinite()
-            reward = reward.where(finite, reward.new_zeros(()))
+        finite = abs(reward) < math.inf
         self.zeroed += int((~finite).sum())
-        return reward
+        if isinstance(reward, np.ndarray):
+            return np.nan_to_num(reward, nan=0.0, posinf=0.0, neginf=0.0)
+        return reward.nan_to_num(0.0, 0.0, 0.0)
 
 
 def is_finite(value: Any) -> bool:
@@ -470,14 +463,7 @@ def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None 
         return
     if callable(steps):
         steps = steps()
-    _raise_first(faults, np.asarray(steps), kept or {})
-
-
-Fault = tuple[str, np.ndarray, tuple[int, ...]]
-
-
-def _raise_first(faults: list[Fault], steps: np.ndarray, kept: Mapping[str, Any]) -> None:
-    """Name the first: an action comes before the reward and the observation that it leads to."""
+    steps = np.asarray(steps)
 
     def row(part: np.ndarray, place: tuple[int, ...]) -> int:
         if steps.ndim == 1:
@@ -485,6 +471,7 @@ def _raise_first(faults: list[Fault], steps: np.ndarray, kept: Mapping[str, Any]
         # Observations before and after each step have a row more.
         return place[0] - (len(part) > len(steps))
 
+    # Name the first: an action comes before the reward and the observation that it leads to.
     name, part, place = min(faults, key=lambda fault: (row(*fault[1:]), fault[0] != "action"))
     column = place[steps.ndim - 1]
     index: tuple[int, ...] = (column,)
@@ -495,7 +482,7 @@ def _raise_first(faults: list[Fault], steps: np.ndarray, kept: Mapping[str, Any]
     sentence = f"environment {column} gave the {name} {bad} at step {step} of its episode (stream task)"
     if name == "action":
         sentence = f"the policy gave environment {column} the action {bad} at step {step} of its episode: it diverged"
-    arrays = {key: _on_host(value)[index] for key, value in _parts(kept)}
+    arrays = {key: _on_host(value)[index] for key, value in _parts(kept or {})}
     arrays |= {"environment": np.array(column), "step": np.array(step)}
     raise NotFinite(f"{sentence}; nothing has been learnt from it", arrays)
 

@@ -25,6 +25,8 @@ Memory = Any
 Info = dict[str, Any]
 # Keyword arguments by name, of a reset or a constructor.
 Options = dict[str, Any]
+# What captions remember of an episode.
+Notes = dict[str, Any]
 # Plain data and arrays, for a checkpoint or a snapshot.
 StateDict = dict[str, Any]
 # obs, info; of a vector (N, ...) and info by name.

@@ -27,7 +27,7 @@ from envs import masks, render
 from envs.family import family_of
 from envs.observations import Recorded, is_channels_last, refuse_result, refuse_shape
 from envs.physics import RandomPhysics
-from envs.types import EnvReset, EnvStep, Info, Options, StateDict, VectorStep
+from envs.types import EnvReset, EnvStep, Info, Notes, Options, StateDict, VectorStep
 
 _IMMUTABLE = (int, np.generic)
 
@@ -44,10 +44,10 @@ class EpisodeStatistics(Recorded):
         # Whether the first reset was searched for action masks.
         self._is_mask_known = False
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
+    def reset(self, **kwargs: Any) -> EnvReset:
         self._return = 0.0
         self._length = 0
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = self.env.reset(**kwargs)
         if not self._is_mask_known:
             self._is_mask_known = True
             if masks.has_mask(self.env, info):
@@ -89,7 +89,7 @@ class Journal(Recorded):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self._origin: dict[str, Any] | None = None
+        self._origin: StateDict | None = None
         self._actions: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
@@ -144,7 +144,7 @@ def layers(env: gym.Env, kind: type[gym.Wrapper] = gym.Wrapper) -> list[Any]:
     return wrappers
 
 
-def _pack(space: spaces.Space, actions: list[Any]) -> dict[str, Any]:
+def _pack(space: spaces.Space, actions: list[Any]) -> StateDict:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return {"json": space.to_jsonable(actions)}
     # Raw bytes are exact, and a tenth of the size of printed floats.
@@ -153,7 +153,7 @@ def _pack(space: spaces.Space, actions: list[Any]) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": array.dtype.str, "data": data}
 
 
-def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
+def _unpack(space: spaces.Space, packed: StateDict) -> list[Any]:
     if "json" in packed:
         return list(space.from_jsonable(packed["json"]))
     raw = base64.b64decode(packed["data"])
@@ -167,20 +167,15 @@ class Observer(Recorded):
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
         super().__init__(env, frame_size=frame_size, text=text, signals=signals)
         self.frame_size = frame_size
-        family = family_of(env.spec)
+        spec: Any = env.spec
+        family = family_of(spec)
         self.caption = family.caption if text else None
-        self.signals: tuple[str, ...] = ()
+        self.signals = family.signals(spec) if signals else ()
         self.sense = family.sense
-        if signals:
-            if env.spec is not None:
-                self.signals = family.signals(env.spec)
-            if not self.signals:
-                raise ValueError(
-                    f"{render.name_of(env)} has no signals; leave them out, and use a reward that reads none"
-                )
-        self._memory: dict[str, Any] = {}
-        self._written: dict[str, Any] = {}
-        self._text: str | None = None
+        if signals and not self.signals:
+            raise ValueError(f"{render.name_of(env)} has no signals; leave them out, and use a reward that reads none")
+        self._memory: Notes = {}
+        self._written: Info = {}
 
     def enabled_modalities(self) -> dict[str, bool]:
         return {
@@ -189,8 +184,8 @@ class Observer(Recorded):
             "signals": bool(self.signals),
         }
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        obs, info = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        obs, info = self.env.reset(**kwargs)
         self._memory.clear()
         return obs, self._show(info)
 
@@ -199,7 +194,7 @@ class Observer(Recorded):
         return obs, reward, terminated, truncated, self._show(info)
 
     def snapshot(self) -> StateDict:
-        return {**self.env.get_wrapper_attr("snapshot")(), "text": self._text}
+        return {**self.env.get_wrapper_attr("snapshot")(), "text": self._written.get("text")}
 
     def restore(self, state: StateDict) -> EnvReset:
         obs, info = self.env.get_wrapper_attr("restore")(state)
@@ -207,7 +202,6 @@ class Observer(Recorded):
         self._show(info)
         if self.caption is not None and state.get("text") is not None:
             # The event of that step does not follow from the state alone.
-            self._text = state["text"]
             self._write(info, "text", state["text"])
         return obs, info
 
@@ -222,9 +216,7 @@ class Observer(Recorded):
         if self.frame_size is not None and self._is_ours(info, "frame"):
             self._write(info, "frame", render.frame(self.env, self.frame_size))
         if self.caption is not None and self._is_ours(info, "text"):
-            text = self.caption(self.env, self._memory)
-            self._text = text
-            self._write(info, "text", text)
+            self._write(info, "text", self.caption(self.env, self._memory))
         if self.signals and self._is_ours(info, "signals"):
             self._write(info, "signals", self.sense(self.env))
         return info
@@ -239,8 +231,8 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
         self.frame_size = frame_size
         self._everywhere = np.ones(env.num_envs, bool)
 
-    def reset(self, *, seed: Any = None, options: Options | None = None) -> EnvReset:
-        obs, infos = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        obs, infos = self.env.reset(**kwargs)
         return obs, self._show(infos)
 
     def step(self, actions: Any) -> VectorStep:
@@ -311,8 +303,8 @@ class NoisyTV(Recorded):
             self._watch = int(space.start + space.n)
             self.action_space = spaces.Discrete(space.n + 1, start=space.start)
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        obs, info = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        obs, info = self.env.reset(**kwargs)
         self._show(self._always)
         return self.observation(obs), info
 
@@ -347,16 +339,14 @@ class EpisodicReward(Recorded):
 
     _pending = 0.0
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
+    def reset(self, **kwargs: Any) -> EnvReset:
         self._pending = 0.0
-        return self.env.reset(seed=seed, options=options)
+        return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._pending += float(reward)
-        reward = 0.0
-        if terminated or truncated:
-            reward = self._pending
+        reward = self._pending if terminated or truncated else 0.0
         return obs, reward, terminated, truncated, info
 
 

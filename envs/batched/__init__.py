@@ -18,15 +18,17 @@ class Program:
     arguments: frozenset[str] = frozenset()
     # Which of `frame_size`, `text` and `signals` it takes.
     modalities: frozenset[str] = frozenset()
-    # Whether its constructor takes `num_threads`.
-    threads: bool = False
-    # "module:Class" of the program whose physics is on the device, too; "" where `path` is that
-    # already.
-    device: str = ""
+    # Whether MuJoCo moves it: then it takes `num_threads`, and its physics can be on a device, see `envs.batched.warp`.
+    is_robot: bool = False
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+PROGRAMS: dict[str, Program] = {}
+
+
+def _add(ids: str, path: str, arguments: str = "", modalities: str = "", is_robot: bool = False) -> None:
+    """Say what the program of these ids supports; the texts hold words with spaces between them."""
+    program = Program(f"envs.batched.{path}", frozenset(arguments.split()), frozenset(modalities.split()), is_robot)
+    PROGRAMS.update(dict.fromkeys(ids.split(), program))
 
 
 _CLASSIC = """
@@ -63,46 +65,25 @@ _ROBOT_ARGUMENTS = {
     "Ant": f"{_ROBOT} {_HEALTH} {_CONTACTS} contact_force_range main_body",
     "Humanoid": f"{_ROBOT} {_HEALTH} {_CONTACTS} contact_cost_range {_BODIES}",
 }
-_ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noise bits code dense_size"))
-_SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
-_PEG = Program("envs.batched.exploration:BatchedPeg", _names("eps"))
-_GRID = Program("envs.batched.minigrid:BatchedMiniGrid", modalities=_names("text"))
-_CHAIN = Program(_GRID.path, _names("minNumRooms maxNumRooms maxRoomSize"), _GRID.modalities)
-_ROAD = Program("envs.batched.highway.env:BatchedHighway", _names("config"), _names("frame_size signals"))
-_GAME = Program(
-    "envs.batched.nethack:BatchedNetHack",
-    _names("character fix_moon_phase options spawn_monsters penalty_step sober level"),
-    _names("text"),
-)
 
-
-def _classic_program(env_id: str) -> Program:
-    name = env_id.removeprefix("lodestar/").partition("-")[0]
-    arguments = _names("torques" if name == "PendulumUpright" else "")
-    return Program(f"envs.batched.classic:Batched{name}", arguments, _names("frame_size text"))
-
-
-def _robot(name: str) -> Program:
-    return Program(
-        f"envs.batched.mujoco:Batched{name}",
-        _names(_ROBOT_ARGUMENTS[name]),
-        threads=True,
-        device=f"envs.batched.warp:Device{name}",
-    )
-
-
-PROGRAMS: dict[str, Program] = {env_id: _classic_program(env_id) for env_id in _CLASSIC.split()}
+for _env_id in _CLASSIC.split():
+    _name = _env_id.removeprefix("lodestar/").partition("-")[0]
+    _arguments = "torques" if _name == "PendulumUpright" else ""
+    _add(_env_id, f"classic:Batched{_name}", _arguments, "frame_size text")
 for _name, _sizes in _GRIDS.items():
     for _size in _sizes.split():
-        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _GRID
+        _add(f"MiniGrid-{_name}{_size}", "minigrid:BatchedMiniGrid", modalities="text")
 for _size in ("N2-S4-v0", "N4-S5-v0", "N4-S5-v1", "N6-v0"):
-    PROGRAMS[f"MiniGrid-MultiRoom-{_size}"] = _CHAIN
-PROGRAMS["lodestar/NoisyRooms-v0"] = _ROOMS
-PROGRAMS["lodestar/DeepSea-v0"] = _SEA
-PROGRAMS["lodestar/Peg-v0"] = _PEG
-for _name in _ROBOT_ARGUMENTS:
-    PROGRAMS[f"{_name}-v5"] = _robot(_name)
-PROGRAMS["highway-v0"] = _ROAD
-PROGRAMS["highway-fast-v0"] = _ROAD
-for _env_id in _NETHACK.split():
-    PROGRAMS[_env_id] = _GAME
+    _add(f"MiniGrid-MultiRoom-{_size}", "minigrid:BatchedMiniGrid", "minNumRooms maxNumRooms maxRoomSize", "text")
+_add("lodestar/NoisyRooms-v0", "exploration:BatchedNoisyRooms", "rooms noise bits code dense_size")
+_add("lodestar/DeepSea-v0", "exploration:BatchedDeepSea", "size stochastic mapping_seed")
+_add("lodestar/Peg-v0", "exploration:BatchedPeg", "eps")
+for _name, _arguments in _ROBOT_ARGUMENTS.items():
+    _add(f"{_name}-v5", f"mujoco:Batched{_name}", _arguments, is_robot=True)
+_add("highway-v0 highway-fast-v0", "highway.env:BatchedHighway", "config", "frame_size signals")
+_add(
+    _NETHACK,
+    "nethack:BatchedNetHack",
+    "character fix_moon_phase options spawn_monsters penalty_step sober level",
+    "text",
+)

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 from envs.family import step_limit
 from envs.observations import empty_modalities
 from envs.transitions import map_obs
-from envs.types import Array, Info, Options, StateDict
+from envs.types import Array, EnvReset, Info, Options, StateDict, VectorStep
 
 
 class Arrays:
@@ -71,7 +71,10 @@ class Arrays:
 # Starts are drawn at least so many at a time.
 MIN_POOL_STARTS = 256
 
-Step = tuple[Array, Array, Array, Array, dict[str, Any]]
+# Name -> (N, ...), all that the dynamics read.
+State = dict[str, Array]
+# Rewards float (N,), and terminations bool (N,).
+Outcome = tuple[Array, Array]
 
 
 class BatchedEnv(VectorEnv):
@@ -114,8 +117,7 @@ class BatchedEnv(VectorEnv):
         self.action_space = batch_space(original.action_space, n)
         self.arrays = arrays
         self.xp = arrays.xp
-        # Name -> (N, ...), all that the dynamics read.
-        self.state: dict[str, Array] = {}
+        self.state: State = {}
         self.frame_size = frame_size
         self.first_seed = seed
         # Some of `MODALITIES`, (N, ...), of the observations last returned.
@@ -124,7 +126,7 @@ class BatchedEnv(VectorEnv):
         self.max_steps = step_limit(original) or sys.maxsize
 
         self.np_random = np.random.default_rng(seed)
-        self._pool: dict[str, Array] = {}
+        self._pool: State = {}
         self._pool_size = max(MIN_POOL_STARTS, 2 * n)
         self._used = self._pool_size
         # The random stream before it made the pool, which is all that a snapshot needs of it.
@@ -144,15 +146,15 @@ class BatchedEnv(VectorEnv):
         """Prepare the subclass's own tables."""
 
     @abstractmethod
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         """How `count` episodes begin: the entries of `state`, (count, ...)."""
 
     @abstractmethod
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         """Move `state` on in place; rewards float (N,) and terminations bool (N,)."""
 
     @abstractmethod
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         """Write the observations of K states into `out`, float32 (K, D)."""
 
     def _success(self, terminated: Array) -> Array | None:
@@ -162,9 +164,7 @@ class BatchedEnv(VectorEnv):
     def _show(self, rows: Array) -> None:
         """Write some rows of `modalities`, int (K,), from `state`."""
 
-    def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
-    ) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | Sequence[int] | None = None, options: Options | None = None) -> EnvReset:
         """Begin new episodes: everywhere, or in the rows of `options["reset_mask"]`, bool (N,), the only option."""
         unknown = sorted(set(options or {}) - {"reset_mask"})
         if unknown:
@@ -182,7 +182,7 @@ class BatchedEnv(VectorEnv):
         self._begin(self.arrays.array(np.flatnonzero(mask)))
         return self._obs, dict(self.modalities)
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> VectorStep:
         """Move all environments one step; whether the actions are in their space is not checked."""
         if not self.state:
             raise RuntimeError("no episode has begun yet; call reset() first")
@@ -204,10 +204,10 @@ class BatchedEnv(VectorEnv):
         infos.update(self.modalities)
         return self._obs, self._rewards, terminated, truncated, infos
 
-    def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
+    def _end(self, ended: Array, terminated: Array) -> Info:
         rows = self.xp.where(ended)[0]
         self._final_obs[rows] = self._obs[rows]
-        final: dict[str, Any] = {"episode": {"r": self._returns * ended, "l": self._steps * ended}}
+        final: Info = {"episode": {"r": self._returns * ended, "l": self._steps * ended}}
         success = self._success(terminated)
         if success is not None:
             final["is_success"] = success & ended
@@ -276,7 +276,7 @@ class BatchedEnv(VectorEnv):
             self._show(self._everywhere)
         return self._obs
 
-    def _return_to(self, saved: dict[str, Any]) -> None:
+    def _return_to(self, saved: StateDict) -> None:
         """The inverse of `_saved`."""
         self.np_random.bit_generator.state = copy.deepcopy(saved["rng"])
         self._refill()

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import BatchedEnv
+from envs.batched.base import BatchedEnv, Outcome, State
 from envs.classic.family import kind_of
 from envs.classic.tasks import (
     FLAG,
@@ -21,6 +21,7 @@ from envs.classic.tasks import (
     UPRIGHT,
     is_swung_up,
     swing_up_reward,
+    wrap,
 )
 from envs.classic.view import ClassicPainter
 from envs.types import Array
@@ -39,12 +40,12 @@ class BatchedClassic(BatchedEnv):
         if self.frame_size is not None:
             self._painter = ClassicPainter(self.world, self.frame_size)
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         low, high = self.START
         start = rng.uniform(low, high, (count, len(low)))
         return {"x": start.astype(self.DTYPE)}
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         out[...] = state["x"]
 
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -74,7 +75,7 @@ class BatchedCartPole(BatchedClassic):
 
     START = ((-0.05,) * 4, (0.05,) * 4)
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         x, _, theta, _ = self._euler(actions)
         is_outside = abs(x) > self.world.x_threshold
         has_fallen = abs(theta) > self.world.theta_threshold_radians
@@ -111,7 +112,7 @@ class BatchedCartPole(BatchedClassic):
 class BatchedCartPoleUpright(BatchedCartPole):
     """`envs.classic.tasks.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, no termination."""
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         wall = self.world.wall
         x, x_dot, theta, theta_dot = self._euler(actions)
         # A cart that hits a wall stops at once, which gives the pole a push.
@@ -120,16 +121,12 @@ class BatchedCartPoleUpright(BatchedCartPole):
         theta_dot += hit * push
         x_dot *= ~hit
         x[...] = self.xp.clip(x, -wall, wall)
-        theta[...] = _wrap_angle(self.xp, theta)
+        theta[...] = wrap(theta)
         return 1.0 * (abs(theta) < UPRIGHT), self._zeros > 0
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         x, x_dot, theta, theta_dot = state["x"].T
-        out[:, 0] = x
-        out[:, 1] = x_dot
-        out[:, 2] = self.xp.cos(theta)
-        out[:, 3] = self.xp.sin(theta)
-        out[:, 4] = theta_dot
+        _write(out, x, x_dot, self.xp.cos(theta), self.xp.sin(theta), theta_dot)
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         # Rounded to float32, a cart that stands at a wall would be behind it.
@@ -154,7 +151,7 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
     def _push(self, actions: Array) -> Array:
         return self.xp.clip(actions[:, 0] + self._zeros, -1.0, 1.0)
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         _, never = super()._advance(actions)
         x, _, theta, theta_dot = self.state["x"].T
         reward = swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions))
@@ -164,7 +161,7 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
 class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
     """`envs.classic.tasks.CartPoleSwingUpSparse`: 1 while upright near the middle."""
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         _, never = super()._advance(actions)
         x, _, theta, _ = self.state["x"].T
         return 1.0 * is_swung_up(x, self.xp.cos(theta)), never
@@ -175,7 +172,7 @@ class BatchedMountainCar(BatchedClassic):
 
     START = ((-0.6, 0.0), (-0.4, 0.0))
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         position, _ = self.state["x"].T
         engine = (actions - 1) * self.world.force
         slope = self.xp.cos(3 * position) * (-self.world.gravity)
@@ -199,7 +196,7 @@ class BatchedMountainCar(BatchedClassic):
 class BatchedMountainCarGoal(BatchedMountainCar):
     """`envs.classic.tasks.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         x = self.state["x"]
         before = x.clone() if self.arrays.is_torch else x.copy()
         super()._advance(actions)
@@ -209,10 +206,9 @@ class BatchedMountainCarGoal(BatchedMountainCar):
         x[:, 1] *= ~is_there
         return 1.0 * is_there, self._zeros > 0
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         position, velocity = state["x"].T
-        out[:, 0] = position
-        out[:, 1] = velocity / self.world.max_speed
+        _write(out, position, velocity / self.world.max_speed)
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         return obs * [1.0, self.world.max_speed]
@@ -221,7 +217,7 @@ class BatchedMountainCarGoal(BatchedMountainCar):
 class BatchedMountainCarSparse(BatchedMountainCar):
     """`envs.classic.tasks.MountainCarSparse`: 1 for the step that arrives."""
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         _, arrived = super()._advance(actions)
         return 1.0 * arrived, arrived
 
@@ -234,7 +230,7 @@ class BatchedMountainCarContinuous(BatchedMountainCar):
 
     DTYPE = np.float32
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         w = self.world
         xp = self.xp
         position, _ = self.state["x"].T
@@ -254,7 +250,7 @@ class BatchedPendulum(BatchedClassic):
 
     START = ((-math.pi, -1.0), (math.pi, 1.0))
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         w = self.world
         xp = self.xp
         theta, theta_dot = self.state["x"].T
@@ -270,13 +266,11 @@ class BatchedPendulum(BatchedClassic):
 
     def _angle(self) -> Array:
         """The angle from upright, in [-pi, pi)."""
-        return _wrap_angle(self.xp, self.state["x"][:, 0])
+        return wrap(self.state["x"][:, 0])
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         theta, theta_dot = state["x"].T
-        out[:, 0] = self.xp.cos(theta)
-        out[:, 1] = self.xp.sin(theta)
-        out[:, 2] = theta_dot
+        _write(out, self.xp.cos(theta), self.xp.sin(theta), theta_dot)
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         cos, sin, theta_dot = obs.T
@@ -289,7 +283,7 @@ class BatchedPendulum(BatchedClassic):
 class BatchedPendulumUpright(BatchedPendulum):
     """`envs.classic.tasks.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         if self.world.torques is not None:
             torques = self.arrays.array(self.world.torques)
             actions = torques[actions][:, None]
@@ -302,7 +296,7 @@ class BatchedPendulumSparse(BatchedPendulum):
 
     START = ((math.pi - NEARLY_DOWN, -NEARLY_DOWN), (math.pi + NEARLY_DOWN, NEARLY_DOWN))
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         _, never = super()._advance(actions)
         theta, theta_dot = self.state["x"].T
         is_held = (self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW_RAD_S)
@@ -317,12 +311,12 @@ class BatchedAcrobot(BatchedClassic):
 
     START = ((-0.1,) * 4, (0.1,) * 4)
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         start = super()._generate(rng, count)["x"]
         # The original rounds where an episode begins.
         return {"x": start.astype(np.float32).astype(np.float64)}
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         w = self.world
         xp = self.xp
         state = self.state["x"]
@@ -382,20 +376,18 @@ class BatchedAcrobot(BatchedClassic):
         ddtheta1 = -(d2 * ddtheta2 + phi1) / d1
         return self.xp.stack((dtheta1, dtheta2, ddtheta1, ddtheta2))
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
-        first, second, first_dot, second_dot = state["x"].T
-        out[:, 0] = self.xp.cos(first)
-        out[:, 1] = self.xp.sin(first)
-        out[:, 2] = self.xp.cos(second)
-        out[:, 3] = self.xp.sin(second)
-        out[:, 4] = first_dot
-        out[:, 5] = second_dot
+    def _observe(self, state: State, out: Array) -> None:
+        first, second, *velocities = state["x"].T
+        cos = self.xp.cos
+        sin = self.xp.sin
+        _write(out, cos(first), sin(first), cos(second), sin(second), *velocities)
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
         return np.concatenate([angles, obs[:, 4:]], -1)
 
 
-def _wrap_angle(xp: Any, angle: Array) -> Array:
-    """The same angle in [-pi, pi)."""
-    return xp.remainder(angle + math.pi, 2 * math.pi) - math.pi
+def _write(out: Array, *columns: Array) -> None:
+    """Write the columns (N,) of observations."""
+    for number, column in enumerate(columns):
+        out[:, number] = column

@@ -4,15 +4,14 @@ Randomness within episodes comes from a random stream of its own, and is drawn o
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import BatchedEnv, Step
+from envs.batched.base import BatchedEnv, Outcome, State
 from envs.exploration import peg
 from envs.exploration.family import PERIOD, START_CELL, STAY, first_noise, next_noise
-from envs.types import Array, Options, StateDict
+from envs.types import Array, EnvReset, Options, StateDict, VectorStep
 
 
 class BatchedCells(BatchedEnv):
@@ -33,16 +32,14 @@ class BatchedCells(BatchedEnv):
         """The cells of the observations last returned, int64 (N,)."""
         return self.state["cell"]
 
-    def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
-    ) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | Sequence[int] | None = None, options: Options | None = None) -> EnvReset:
         obs, infos = super().reset(seed=seed, options=options)
         if seed is not None:
             self._chance = self.np_random.spawn(1)[0]
         self._reached[...] = self.cell
         return obs, {**infos, "cell": self._reached}
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> VectorStep:
         answer = super().step(actions)
         answer[-1]["cell"] = self._reached
         return answer
@@ -55,7 +52,7 @@ class BatchedCells(BatchedEnv):
         # The state's cell is soon that of a new episode; this one stays that of the step.
         self._reached[...] = reached
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
         out[...] = 0.0
         out[self._everywhere[: len(out)], state["cell"]] = 1.0
@@ -63,7 +60,7 @@ class BatchedCells(BatchedEnv):
     def _saved_state(self) -> StateDict:
         return {**super()._saved_state(), "chance": self._chance.bit_generator.state}
 
-    def _return_to(self, saved: dict[str, Any]) -> None:
+    def _return_to(self, saved: StateDict) -> None:
         super()._return_to(saved)
         self._chance.bit_generator.state = saved["chance"]
 
@@ -82,14 +79,14 @@ class BatchedNoisyRooms(BatchedCells):
             self._codes = self.arrays.array(world.codes)
         self._width = self._obs.shape[1] - world.bits
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         return {
             "cell": np.full(count, START_CELL),
             "noise": first_noise(self.world.kind, rng, (count, self.world.bits)),
             "arrived": np.full(count, self.world.rooms == 1),
         }
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         kind = self.world.kind
         self._move_agents(actions)
         self.state["arrived"] |= self._reached >= self._last
@@ -101,7 +98,7 @@ class BatchedNoisyRooms(BatchedCells):
             noise[...] = next_noise(kind, noise, uniform, stays[:, None])
         return self._never, self._never
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         place = out[:, : self._width]
         if self._codes is None:
             super()._observe(state, place)
@@ -123,10 +120,10 @@ class BatchedDeepSea(BatchedCells):
         self._reward_table = array(self.world.rewards.ravel())
         self._treasure = self._never
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         return {"cell": np.zeros(count, np.int64)}
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         world = self.world
         array = self.arrays.array
         gather = self.arrays.gather
@@ -155,15 +152,15 @@ class BatchedDeepSea(BatchedCells):
 class BatchedPeg(BatchedEnv):
     """`envs.exploration.peg.Peg`; `state` holds `pose` and `hole`, float32 (N, 3)."""
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         pose, hole = peg.begin(rng, count)
         return {"pose": pose, "hole": hole}
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         pose = self.state["pose"]
         pose[...] = peg.next_pose(self.xp, pose, self.state["hole"], actions, self.world.eps)
         inside = pose[:, 1] <= -peg.INSERTED_DEPTH
         return 1.0 * inside, inside
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         out[...] = peg.observe(self.xp, state["pose"], state["hole"])

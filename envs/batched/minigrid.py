@@ -8,14 +8,12 @@ Source: minigrid 3.2 (Farama Foundation): minigrid_env.py (step, gen_obs_grid) a
 observation is that of `envs.minigrid.family.GridObservation`; limits stand in `minigrid_levels`.
 """
 
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 from minigrid.core.actions import Actions
 from minigrid.core.constants import OBJECT_TO_IDX
 
-from envs.batched.base import BatchedEnv
+from envs.batched.base import BatchedEnv, Outcome, State
 from envs.batched.minigrid_levels import (
     BALL_KIND,
     BOX_KIND,
@@ -31,6 +29,7 @@ from envs.batched.minigrid_levels import (
     N_LOOKS,
     N_STATES,
     WALL_CODE,
+    Levels,
     code,
     generate,
     missions,
@@ -132,27 +131,26 @@ class BatchedMiniGrid(BatchedEnv):
         self._beam = array(beam)
         self._bits = array(bits)
 
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        level = generate(self.world, rng, count)
-        state = self._state(level["grid"], level["x"], level["y"], level["direction"], level["mission"])
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
+        state = self._state(generate(self.world, rng, count))
         if self._speech.chatter:
             state["salt"] = rng.integers(1 << 32, size=count)
         return state
 
-    def _state(self, grid: np.ndarray, x: Any, y: Any, direction: Any, mission: Any) -> dict[str, np.ndarray]:
-        """P levels (P, H, W) as entries of the state."""
-        count = len(grid)
+    def _state(self, levels: Levels) -> State:
+        """P levels as entries of the state."""
         pad = self._pad
-        padded = np.pad(grid, ((0, 0), (pad, pad), (pad, pad)), constant_values=WALL_CODE)
+        grid = np.pad(levels["grid"], ((0, 0), (pad, pad), (pad, pad)), constant_values=WALL_CODE)
+        count = len(grid)
         return {
-            "grid": padded.reshape(count, -1),
-            "position": (np.asarray(y) + pad) * self._wide + np.asarray(x) + pad,
-            "direction": direction,
+            "grid": grid.reshape(count, -1),
+            "position": (levels["y"] + pad) * self._wide + levels["x"] + pad,
+            "direction": levels["direction"],
             "hands": np.zeros(count, np.int64),
-            "mission": mission,
+            "mission": levels["mission"],
         }
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         state = self.state
         gather = self.arrays.gather
         direction = state["direction"]
@@ -171,7 +169,7 @@ class BatchedMiniGrid(BatchedEnv):
         speed_bonus = 1 - 0.9 * (self._steps / self.world.max_steps)
         return (ends == SUCCEEDS) * speed_bonus, ends > 0
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         gather = self.arrays.gather
         size = self._size
         count = len(out)
@@ -259,7 +257,7 @@ class Captions:
         self._done = single.DONE * (len(rules) // len(Actions))
 
         # Every event with every thing in words.
-        names = [object_name(kind, colour) for kind in MINIGRID_KINDS for colour in single.MINIGRID_COLOURS]
+        names = [object_name(*thing) for thing in single.THINGS]
         phrases = [event.format(name) for event in single.EVENT_WORDS for name in names]
         self._phrases = np.array(phrases, object)
         self._missions = np.array([f"mission: {mission}" for mission in missions], object)

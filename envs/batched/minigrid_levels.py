@@ -110,6 +110,12 @@ def _choose(rng: Generator, allowed: np.ndarray) -> tuple[np.ndarray, ...]:
     return np.unravel_index(priority.argmax(1), allowed.shape[1:])  # type: ignore[return-value]
 
 
+def _put(rng: Generator, grid: np.ndarray, allowed: np.ndarray, thing: Any) -> None:
+    """Put a thing, one code or codes (P,), on one of the allowed cells of each level."""
+    y, x = _choose(rng, allowed)
+    grid[np.arange(len(grid)), y, x] = thing
+
+
 def _rectangle_mask(grid: np.ndarray, left: Any, top: Any, width: Any, height: Any) -> np.ndarray:
     """Bool (P, H, W): the cells of one rectangle in each level."""
     y, x = np.ogrid[: grid.shape[1], : grid.shape[2]]
@@ -154,8 +160,7 @@ def _generate_door_key(original: Any, rng: Generator, count: int) -> Levels:
     free[rows, y, x] = False
     door_y = rng.integers(1, original.height - 2, count)
     grid[rows, door_y, wall_x] = code(DOOR_KIND, yellow, DOOR_LOCKED)
-    key_y, key_x = _choose(rng, free)
-    grid[rows, key_y, key_x] = code(KEY_KIND, yellow)
+    _put(rng, grid, free, code(KEY_KIND, yellow))
     return _levels(rng, grid, y, x)
 
 
@@ -163,19 +168,15 @@ def _generate_four_rooms(original: Any, rng: Generator, count: int) -> Levels:
     grid = _empty_levels(original, count)
     rows = np.arange(count)
     half = original.width // 2
-    last = original.width - 1
     grid[:, half, :] = WALL_CODE
     grid[:, :, half] = WALL_CODE
-    for begin, end in ((1, half), (half + 1, last)):
-        gap_y = rng.integers(begin, end, count)
-        grid[rows, gap_y, half] = EMPTY_CELL_CODE
-        gap_x = rng.integers(begin, end, count)
-        grid[rows, half, gap_x] = EMPTY_CELL_CODE
+    for begin, end in ((1, half), (half + 1, original.width - 1)):
+        grid[rows, rng.integers(begin, end, count), half] = EMPTY_CELL_CODE
+        grid[rows, half, rng.integers(begin, end, count)] = EMPTY_CELL_CODE
     free = grid == EMPTY_CELL_CODE
     y, x = _choose(rng, free)
     free[rows, y, x] = False
-    goal_y, goal_x = _choose(rng, free)
-    grid[rows, goal_y, goal_x] = GOAL_CODE
+    _put(rng, grid, free, GOAL_CODE)
     return _levels(rng, grid, y, x)
 
 
@@ -209,9 +210,7 @@ class _Rooms:
         wait_y = original.num_rows // 2 * self.size + half
         y, x = np.ogrid[: original.height, : original.width]
         is_far = abs(x - wait_x) + abs(y - wait_y) >= 2
-        free = self._free_cells(column, line)
-        thing_y, thing_x = _choose(self._rng, free & is_far)
-        self.grid[self._rows, thing_y, thing_x] = thing
+        _put(self._rng, self.grid, self._free_cells(column, line) & is_far, thing)
 
     def add_door(self, column: int, line: int, wall: int, door: Any, blocked: bool = False) -> None:
         """Put a door, codes (P,), anywhere in a wall, numbered as `DIRECTIONS`; blocked, with a ball before it."""
@@ -230,10 +229,7 @@ class _Rooms:
         """Levels whose agents begin in one room, and face nothing or a wall."""
         is_start = self._free_cells(column, line)
         may_face = (self.grid == EMPTY_CELL_CODE) | (self.grid == WALL_CODE)
-        allowed = []
-        for dx, dy in DIRECTIONS:
-            faced = np.roll(may_face, (-dy, -dx), (1, 2))
-            allowed.append(is_start & faced)
+        allowed = [is_start & np.roll(may_face, (-dy, -dx), (1, 2)) for dx, dy in DIRECTIONS]
         direction, y, x = _choose(self._rng, np.stack(allowed, 1))
         return _levels(self._rng, self.grid, y, x, direction)
 
@@ -301,9 +297,7 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
         is_apart = (component != component[:, :1]).any(1)
         rows = np.flatnonzero(is_apart & is_possible[levels, edge])
         edge = edge[rows]
-        door_y = y[rows, edge]
-        door_x = x[rows, edge]
-        grid[rows, door_y, door_x] = code(DOOR_KIND, colour[rows, edge], DOOR_CLOSED)
+        grid[rows, y[rows, edge], x[rows, edge]] = code(DOOR_KIND, colour[rows, edge], DOOR_CLOSED)
         one_component = component[rows, one[edge]][:, None]
         other_component = component[rows, other[edge]][:, None]
         joined = component[rows]
@@ -366,10 +360,8 @@ def _generate_locked_room(original: Any, rng: Generator, count: int) -> Levels:
     colours = np.argsort(rng.random((count, N_COLOURS)), axis=1)
     locked = rng.integers(0, 6, count)
     for room in range(6):
-        door_x = right if room % 2 else left
-        door_y = room // 2 * size + 3
         state = np.where(locked == room, DOOR_LOCKED, DOOR_CLOSED)
-        grid[:, door_y, door_x] = code(DOOR_KIND, colours[:, room], state)
+        grid[:, room // 2 * size + 3, right if room % 2 else left] = code(DOOR_KIND, colours[:, room], state)
 
     # The key is in any other room.
     key_room = (locked + rng.integers(1, 6, count)) % 6
@@ -392,11 +384,7 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
     # Levels of equally many rooms are made together, so they come in the order of their numbers.
     parts = [_generate_rooms(original, rng, *pair) for pair in zip(numbers.tolist(), counts.tolist())]
     place = np.argsort(np.argsort(n_rooms, kind="stable"))
-    levels = {}
-    for name in parts[0]:
-        joined = np.concatenate([part[name] for part in parts])
-        levels[name] = joined[place]
-    return levels
+    return {name: np.concatenate([part[name] for part in parts])[place] for name in parts[0]}
 
 
 def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> Levels:
@@ -413,22 +401,20 @@ def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> 
     rows = np.arange(count)
     grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
     colour = rng.integers(0, N_COLOURS, count)
-    for number in range(rooms.shape[1]):
-        left, top, width, height, door_x, door_y = rooms[:, number].T
+    for number, room_numbers in enumerate(rooms.transpose(1, 2, 0)):
+        left, top, width, height, door_x, door_y = room_numbers
         inside = _rectangle_mask(grid, left + 1, top + 1, width - 2, height - 2)
         room = _rectangle_mask(grid, left, top, width, height)
         grid[room & ~inside] = WALL_CODE
         if number > 0:
             grid[rows, door_y, door_x] = code(DOOR_KIND, colour, DOOR_CLOSED)
             # The next door has any other colour.
-            shift = rng.integers(1, N_COLOURS, count)
-            colour = (colour + shift) % N_COLOURS
+            colour = (colour + rng.integers(1, N_COLOURS, count)) % N_COLOURS
     free = grid == EMPTY_CELL_CODE
     first_room = _rectangle_mask(grid, *rooms[:, 0, :4].T)
     last_room = _rectangle_mask(grid, *rooms[:, -1, :4].T)
     y, x = _choose(rng, free & first_room)
-    goal_y, goal_x = _choose(rng, free & last_room)
-    grid[rows, goal_y, goal_x] = GOAL_CODE
+    _put(rng, grid, free & last_room, GOAL_CODE)
     return _levels(rng, grid, y, x)
 
 
@@ -454,13 +440,10 @@ def _generate_chains(original: Any, rng: Generator, n_rooms: int, count: int) ->
         left, top, width, height = rooms[:, -1:, :4].transpose(2, 0, 1)
         turns = rng.integers(1, 4, (len(rooms), ROOM_TRIES))
         wall = (entry[:, None] + turns) % 4
-        zero = np.zeros_like(wall)
-        right_end = width - 1 + zero
-        bottom_end = height - 1 + zero
         along_x = rng.integers(1, width - 1, wall.shape)
         along_y = rng.integers(1, height - 1, wall.shape)
-        door_x = left + np.choose(wall, [right_end, along_x, zero, along_x])
-        door_y = top + np.choose(wall, [along_y, bottom_end, along_y, zero])
+        door_x = left + np.choose(wall, [width - 1, along_x, 0, along_x])
+        door_y = top + np.choose(wall, [along_y, height - 1, along_y, 0])
 
         # The next room lies beyond that wall, shifted along it at random so that the door is not in
         # its corner.

@@ -22,7 +22,8 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 
-from envs.batched.base import Arrays, BatchedEnv
+from envs.batched.base import Arrays, BatchedEnv, Outcome, State
+from envs.mujoco.family import ROBOT_ENDS
 from envs.types import Array
 
 # After so many environment steps compiling has cost less than it gains.
@@ -76,6 +77,9 @@ class BatchedRobot(BatchedEnv):
         self._lay_out_derived()
         self._alive = getattr(world, "_healthy_reward", 0.0)
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
+        spec: Any = original.spec
+        self._ends: Any = ROBOT_ENDS[spec.name]
+        self._limits = {**spec.kwargs, "exclude_current_positions_from_observation": False}
         self._dt = world.dt
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
@@ -117,30 +121,23 @@ class BatchedRobot(BatchedEnv):
             self._addresses.append(np.array([field.ctypes.data for field in fields], np.int64))
         self._sizes = np.array([field.size for field in self._fields[0]], np.int64)
         self._place: dict[str, slice] = {}
+        self._shown: list[slice] = []
         start = 0
-        for name, size in zip(self.DERIVED, self._sizes.tolist()):
-            self._place[name] = slice(start, start + size)
-            start += size
-        self._shown = [self._part(name) for name in self.DERIVED if self._is_shown(name)]
+        for (name, hidden), size in zip(self.DERIVED.items(), self._sizes.tolist()):
+            end = start + size
+            self._place[name] = slice(start, end)
+            if getattr(self.world, f"_include_{name}_in_observation", False):
+                self._shown.append(slice(start + hidden, end))
+            start = end
 
-    def _is_shown(self, name: str) -> bool:
-        return getattr(self.world, f"_include_{name}_in_observation", False) is True
-
-    def _part(self, name: str) -> slice:
-        place = self._place[name]
-        return slice(place.start + self.DERIVED[name], place.stop)
-
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    def _generate(self, rng: np.random.Generator, count: int) -> State:
         world = self.world
         model = self._model
         data = self._data[0]
         scale = world._reset_noise_scale
         positions = world.init_qpos + rng.uniform(-scale, scale, (count, model.nq))
         shape = (count, model.nv)
-        if self.NORMAL:
-            noise = scale * rng.standard_normal(shape)
-        else:
-            noise = rng.uniform(-scale, scale, shape)
+        noise = scale * rng.standard_normal(shape) if self.NORMAL else rng.uniform(-scale, scale, shape)
         velocities = world.init_qvel + noise
         physics = np.empty((count, self._size))
         derived = np.empty((count, self._sizes.sum()))
@@ -154,7 +151,7 @@ class BatchedRobot(BatchedEnv):
                 np.concatenate(self._fields[0], out=derived[row])
         return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         # A copy: where the physics moves, it writes over what `_x` shows.
         before = self._x() + 0.0
         self.state["physics"][:, self._control] = actions
@@ -163,7 +160,9 @@ class BatchedRobot(BatchedEnv):
         rewards = self.world._forward_reward_weight * speed
         terminated = self._never
         if self._alive or self._mortal:
-            healthy = self._are_healthy()
+            # Where it is and how fast, all of it, observed or not.
+            moving = self.state["physics"][:, 1 : self._velocities.stop]
+            healthy = ~self._ends(self._limits, moving)
             rewards += healthy * self._alive
             if self._mortal:
                 terminated = ~healthy
@@ -172,10 +171,6 @@ class BatchedRobot(BatchedEnv):
     def _x(self) -> Array:
         """How far robots are, in metres; a step's speed is its difference, as Gymnasium has it."""
         return self.state["physics"][:, 1]
-
-    def _are_healthy(self) -> Array:
-        """Which robots, bool (N,), are: all of those that cannot fall."""
-        return ~self._never
 
     def _costs(self, actions: Array) -> Array:
         return self.world._ctrl_cost_weight * self.xp.square(actions).sum(-1)
@@ -241,7 +236,7 @@ class BatchedRobot(BatchedEnv):
         """From the next step on at most so many threads work, at least one; the others sleep."""
         self._board[8] = min(max(most, 1), self.num_threads)
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         physics = state["physics"]
         parts = [physics[:, self._observed], self._observed_velocities(physics[:, self._velocities])]
         parts += [self._observed_forces(state["derived"][:, place]) for place in self._shown]
@@ -279,19 +274,9 @@ class BatchedWalker2d(BatchedRobot):
     def _observed_velocities(self, velocities: Array) -> Array:
         return self.xp.clip(velocities, -10, 10)
 
-    def _are_healthy(self) -> Array:
-        height = self.state["physics"][:, 2]
-        angle = self.state["physics"][:, 3]
-        is_high = _is_inside(height, self.world._healthy_z_range)
-        return is_high & _is_inside(angle, self.world._healthy_angle_range)
-
 
 class BatchedHopper(BatchedWalker2d):
     """Gymnasium's Hopper-v5: ends also by any other position or velocity."""
-
-    def _are_healthy(self) -> Array:
-        others = self.state["physics"][:, 3 : self._velocities.stop]
-        return super()._are_healthy() & _is_inside(others, self.world._healthy_state_range).all(-1)
 
 
 class BatchedAnt(BatchedRobot):
@@ -303,13 +288,6 @@ class BatchedAnt(BatchedRobot):
 
     def _x(self) -> Array:
         return self.state["derived"][:, 3 * self._model.body(self.world._main_body).id]
-
-    def _are_healthy(self) -> Array:
-        moving = self.state["physics"][:, 1 : self._velocities.stop]
-        height = moving[:, 2]
-        low, high = self.world._healthy_z_range
-        is_finite = self.xp.isfinite(moving).all(-1)
-        return is_finite & (low <= height) & (height <= high)
 
     def _observed_forces(self, derived: Array) -> Array:
         return self.xp.clip(derived, *self.world._contact_force_range)
@@ -336,9 +314,6 @@ class BatchedHumanoid(BatchedRobot):
         bodies = bodies.reshape(-1, len(self._mass), 3)
         return (self._mass * bodies).sum(1)[:, 0] / self._mass.sum()
 
-    def _are_healthy(self) -> Array:
-        return _is_inside(self.state["physics"][:, 3], self.world._healthy_z_range)
-
     def _costs(self, actions: Array) -> Array:
         world = self.world
         xp = self.xp
@@ -362,8 +337,3 @@ def _stop_threads(board: np.ndarray, beds: np.ndarray, threads: list[threading.T
     for read_end, write_end in pipes:
         os.close(read_end)
         os.close(write_end)
-
-
-def _is_inside(x: Array, limits: tuple[float, float]) -> Array:
-    low, high = limits
-    return (low < x) & (x < high)

@@ -16,11 +16,11 @@ import numpy as np
 from gymnasium.utils import seeding
 from nle.env.tasks import NetHackScore
 
-from envs.batched.base import BatchedEnv
+from envs.batched.base import BatchedEnv, Outcome, State
 from envs.nethack.family import caption, draw_game, with_status
 from envs.nethack.tasks import STANDING, answer, score, settle
 from envs.nethack.view import Games
-from envs.types import Array, Options, StateDict
+from envs.types import Array, EnvReset, Options, StateDict
 
 # The actions of so many steps are kept at first; the room doubles when it is used up.
 MIN_KEPT_STEPS = 256
@@ -53,9 +53,7 @@ class BatchedNetHack(BatchedEnv):
         self._played = np.zeros((n, MIN_KEPT_STEPS), np.int16)
         self._won = np.zeros(n, bool)
 
-    def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
-    ) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | Sequence[int] | None = None, options: Options | None = None) -> EnvReset:
         """As `BatchedEnv.reset`; game i is seeded with `seed + i`, or with number i of a list."""
         if seed is not None:
             if isinstance(seed, int | np.integer):
@@ -71,7 +69,7 @@ class BatchedNetHack(BatchedEnv):
                     inner.np_random = rng
         return super().reset(options=options)
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         longest = int(self._steps.max())
         if longest > self._played.shape[1]:
             self._played = np.concatenate([self._played, np.zeros_like(self._played)], 1)
@@ -97,7 +95,7 @@ class BatchedNetHack(BatchedEnv):
         else:
             settle(self._games, row)
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         self._view.write(self._games, self._everywhere, out)
 
     def _show(self, rows: Array) -> None:
@@ -130,7 +128,7 @@ class BatchedNetHack(BatchedEnv):
         longest = int(self._steps.max())
         return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, :longest].copy()}
 
-    def _return_to(self, saved: dict[str, Any]) -> None:
+    def _return_to(self, saved: StateDict) -> None:
         for inner, origin in zip(self._inners, saved["origins"]):
             inner.np_random.bit_generator.state = copy.deepcopy(origin)
         self._begin(self._everywhere)

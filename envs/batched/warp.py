@@ -15,14 +15,7 @@ import mujoco
 import mujoco_warp
 import warp
 
-from envs.batched.mujoco import (
-    BatchedAnt,
-    BatchedHalfCheetah,
-    BatchedHopper,
-    BatchedHumanoid,
-    BatchedRobot,
-    BatchedWalker2d,
-)
+from envs.batched.mujoco import BatchedRobot
 
 # What the kernels have room for, of each robot.
 MAX_CONTACTS = 64
@@ -38,15 +31,15 @@ class OnDevice(BatchedRobot):
         super()._setup(original)
         warp.init()
         model = self._model
-        solvers = mujoco.mjtSolver
-        if model.opt.solver == solvers.mjSOL_PGS:
-            model.opt.solver = solvers.mjSOL_NEWTON
+        if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
+            model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         start = mujoco.MjData(model)
         mujoco.mj_forward(model, start)
-        sizes: dict[str, int] = {"nworld": self.num_envs, "nconmax": MAX_CONTACTS, "njmax": MAX_CONSTRAINTS}
         with self._device_scope():
             self._kernels = mujoco_warp.put_model(model)
-            self._worlds = mujoco_warp.put_data(model, start, **sizes)
+            self._worlds = mujoco_warp.put_data(
+                model, start, nworld=self.num_envs, nconmax=MAX_CONTACTS, njmax=MAX_CONSTRAINTS
+            )
 
         # What a step changes, with its columns of the state.
         warm_start = self._columns_of(mujoco.mjtState.mjSTATE_WARMSTART, model.nv)
@@ -82,21 +75,6 @@ class OnDevice(BatchedRobot):
             self.state["derived"][:, columns] = tensor
 
 
-class DeviceHalfCheetah(OnDevice, BatchedHalfCheetah):
-    """HalfCheetah-v5."""
-
-
-class DeviceHopper(OnDevice, BatchedHopper):
-    """Hopper-v5."""
-
-
-class DeviceWalker2d(OnDevice, BatchedWalker2d):
-    """Walker2d-v5."""
-
-
-class DeviceAnt(OnDevice, BatchedAnt):
-    """Ant-v5."""
-
-
-class DeviceHumanoid(OnDevice, BatchedHumanoid):
-    """Humanoid-v5."""
+def on_device(robot: type[BatchedRobot]) -> type[BatchedRobot]:
+    """The program of a robot, with its physics on the device."""
+    return type(f"Device{robot.__name__}", (OnDevice, robot), {})

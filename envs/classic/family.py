@@ -16,6 +16,7 @@ Pendulum's signals are the cosine of its angle, its speed in |rad/s| and the las
 state, for frames of it; scattered states have any angle or place, at moderate speeds.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,11 +27,20 @@ import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 
-from envs.classic.tasks import FLAG, HELD_STEPS, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
+from envs.classic.tasks import (
+    FLAG,
+    HELD_STEPS,
+    UPRIGHT,
+    CartPoleUpright,
+    MountainCarSparse,
+    PendulumSparse,
+    is_upright,
+    wrap,
+)
 from envs.classic.view import Canvas
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.transitions import Ends, never
-from envs.types import Array, Info, Options
+from envs.types import Array, Info, Notes, Options
 
 # States (N, D) -> object (N,) of str.
 Captions = Callable[[np.ndarray], np.ndarray]
@@ -88,9 +98,9 @@ _CARS = _sentences("the car is", _HILLS)
 _ARMS = _sentences("the tip is", _TIPS)
 
 
-def _pose_number(angle: np.ndarray) -> np.ndarray:
+def _pose_number(angle: Any) -> np.ndarray:
     """Numbers of `_POSES`, and len(_POSES) more to the side of positive angles."""
-    angle = np.remainder(angle + math.pi, 2 * math.pi) - math.pi
+    angle = wrap(angle)
     number = np.searchsorted(_LEAN_ENDS, abs(angle), side="right")
     return number + len(_POSES) * (angle >= 0)
 
@@ -172,63 +182,52 @@ def _is_tip_up(env: gym.Env) -> bool:
     return _env_tip_height(env) > 1.0
 
 
-_POLE_UP = _upright_goal(
-    "pole vertically upright on top of the cart",
-    "pole and cart",
-    "pole hanging down below the cart",
-    2,
-)
-_PENDULUM_UP = _upright_goal("pendulum in the upright position", "pendulum", "pendulum hanging down", 0)
-_FLAG_REACHED = Goal(
-    "flag",
-    "a car at the peak of the mountain, next to the yellow flag",
-    "a car in the mountain",
-    _is_at_flag,
-    "a car at the bottom of the valley",
-    _car_position,
-)
-_TIP_UP = Goal(
-    "up",
-    "an acrobot stretched out above the line",
-    "an acrobot",
-    _is_tip_up,
-    "an acrobot hanging down below the line",
-    _env_tip_height,
-)
-CART_POLE_KIND = Kind(
-    variables=("position", "velocity", "angle", "angular_velocity"),
-    ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
-    axis=(2, "angle of the pole, rad"),
-    goal=_POLE_UP,
-    caption=_cartpole_captions,
-)
-MOUNTAIN_CAR_KIND = Kind(
-    variables=("position", "velocity"),
-    ranges=((-1.2, 0.6), (-0.07, 0.07)),
-    axis=(0, "position of the car, m"),
-    goal=_FLAG_REACHED,
-    caption=_car_captions,
-)
-PENDULUM_KIND = Kind(
-    variables=("angle", "angular_velocity"),
-    ranges=(TURN, (-4.0, 4.0)),
-    axis=(0, "angle of the pendulum, rad"),
-    goal=_PENDULUM_UP,
-    caption=_pendulum_captions,
-)
-ACROBOT_KIND = Kind(
-    variables=(),
-    ranges=(TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
-    axis=(0, "angle of the stretched arm, rad"),
-    goal=_TIP_UP,
-    caption=_acrobot_captions,
-)
 # By a part of the class's name.
 CLASSIC_KINDS = {
-    "CartPole": CART_POLE_KIND,
-    "MountainCar": MOUNTAIN_CAR_KIND,
-    "Pendulum": PENDULUM_KIND,
-    "Acrobot": ACROBOT_KIND,
+    "CartPole": Kind(
+        variables=("position", "velocity", "angle", "angular_velocity"),
+        ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
+        axis=(2, "angle of the pole, rad"),
+        goal=_upright_goal(
+            "pole vertically upright on top of the cart", "pole and cart", "pole hanging down below the cart", 2
+        ),
+        caption=_cartpole_captions,
+    ),
+    "MountainCar": Kind(
+        variables=("position", "velocity"),
+        ranges=((-1.2, 0.6), (-0.07, 0.07)),
+        axis=(0, "position of the car, m"),
+        goal=Goal(
+            "flag",
+            "a car at the peak of the mountain, next to the yellow flag",
+            "a car in the mountain",
+            _is_at_flag,
+            "a car at the bottom of the valley",
+            _car_position,
+        ),
+        caption=_car_captions,
+    ),
+    "Pendulum": Kind(
+        variables=("angle", "angular_velocity"),
+        ranges=(TURN, (-4.0, 4.0)),
+        axis=(0, "angle of the pendulum, rad"),
+        goal=_upright_goal("pendulum in the upright position", "pendulum", "pendulum hanging down", 0),
+        caption=_pendulum_captions,
+    ),
+    "Acrobot": Kind(
+        variables=(),
+        ranges=(TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
+        axis=(0, "angle of the stretched arm, rad"),
+        goal=Goal(
+            "up",
+            "an acrobot stretched out above the line",
+            "an acrobot",
+            _is_tip_up,
+            "an acrobot hanging down below the line",
+            _env_tip_height,
+        ),
+        caption=_acrobot_captions,
+    ),
 }
 
 _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
@@ -257,15 +256,8 @@ def _cartpole_ends(options: Options, obs: Array) -> Array:
     return (abs(obs[..., 0]) > 2.4) | (abs(obs[..., 2]) > limit_rad)
 
 
-def _discrete_car_ends(options: Options, obs: Array) -> Array:
-    return _has_arrived(options, obs, 0.5)
-
-
 def _acrobot_ends(options: Options, obs: Array) -> Array:
-    cos_1 = obs[..., 0]
-    sin_1 = obs[..., 1]
-    cos_2 = obs[..., 2]
-    sin_2 = obs[..., 3]
+    cos_1, sin_1, cos_2, sin_2 = (obs[..., i] for i in range(4))
     # The tip's height, -cos(angle 1) - cos(angle 1 + angle 2).
     cos_sum = cos_1 * cos_2 - sin_1 * sin_2
     return -cos_1 - cos_sum > 1.0
@@ -274,9 +266,9 @@ def _acrobot_ends(options: Options, obs: Array) -> Array:
 # Class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do.
 _ENDS: dict[str, Callable[[Options, Array], Array]] = {
     "CartPoleEnv": _cartpole_ends,
-    "MountainCarEnv": _discrete_car_ends,
-    "MountainCarSparse": _discrete_car_ends,
-    "Continuous_MountainCarEnv": lambda options, obs: _has_arrived(options, obs, 0.45),
+    "MountainCarEnv": functools.partial(_has_arrived, flag=0.5),
+    "MountainCarSparse": functools.partial(_has_arrived, flag=0.5),
+    "Continuous_MountainCarEnv": functools.partial(_has_arrived, flag=0.45),
     "AcrobotEnv": _acrobot_ends,
 }
 
@@ -287,27 +279,16 @@ def _class_name(spec: EnvSpec) -> str:
 
 def kind_of(cls: type) -> Kind | None:
     """The kind that a class of environments derives from."""
-    names = " ".join(base.__name__ for base in cls.__mro__)
-    return _kind_named(names)
+    return _kind_named(" ".join(base.__name__ for base in cls.__mro__))
 
 
 def _kind_named(text: str) -> Kind | None:
-    for name, kind in CLASSIC_KINDS.items():
-        if name in text:
-            return kind
-    return None
+    return next((kind for name, kind in CLASSIC_KINDS.items() if name in text), None)
 
 
-def _kind(spec: EnvSpec) -> Kind | None:
-    return _kind_named(_class_name(spec))
-
-
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     kind = kind_of(type(env.unwrapped))
-    if kind is None:
-        return ""
-    states = _state(env)[None]
-    return kind.caption(states)[0]
+    return "" if kind is None else kind.caption(_state(env)[None])[0]
 
 
 def pose(env: gym.Env, **state: float) -> None:
@@ -324,8 +305,7 @@ def pose(env: gym.Env, **state: float) -> None:
     unknown = sorted(set(state) - set(names))
     if unknown:
         raise ValueError(f"{class_name} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
-    values = [float(state.get(name, 0.0)) for name in names]
-    _set_state(inner, np.array(values))
+    _set_state(inner, np.array([float(state.get(name, 0.0)) for name in names]))
 
 
 def _set_state(inner: Any, state: np.ndarray) -> None:
@@ -344,7 +324,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
-    kind = _kind(spec)
+    kind = _kind_named(_class_name(spec))
     if kind is None:
         return None
     index, name = kind.axis
@@ -356,13 +336,7 @@ def _axis(spec: EnvSpec) -> Axis | None:
 _OBSERVED: dict[str, tuple[str, ...]] = {
     "Pixel": (),
     "CartPoleEnv": ("cart position", "cart velocity", "pole angle", "angular velocity"),
-    "CartPole": (
-        "cart position",
-        "cart velocity",
-        "cos of the angle",
-        "sin of the angle",
-        "angular velocity",
-    ),
+    "CartPole": ("cart position", "cart velocity", "cos of the angle", "sin of the angle", "angular velocity"),
     "Pendulum": ("cos of the angle", "sin of the angle", "angular velocity"),
     "MountainCar": ("position", "velocity"),
     "Acrobot": ("cos 1", "sin 1", "cos 2", "sin 2", "angular velocity 1", "angular velocity 2"),
@@ -370,10 +344,7 @@ _OBSERVED: dict[str, tuple[str, ...]] = {
 
 
 def _observed_names(spec: EnvSpec) -> tuple[str, ...]:
-    for part, names in _OBSERVED.items():
-        if part in _class_name(spec):
-            return names
-    return ()
+    return next((names for part, names in _OBSERVED.items() if part in _class_name(spec)), ())
 
 
 # By the class's name, the lowest and the highest reward of a step.
@@ -398,25 +369,20 @@ def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     angle, velocity = inner.state
     # There is no torque before the first step.
-    torque = inner.last_u or 0.0
-    return np.array([math.cos(angle), abs(velocity), abs(torque)], np.float32)
+    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
 
 
 def _terminates(spec: EnvSpec) -> Ends | None:
     name = _class_name(spec)
     if name not in _CLASSIC_AIMS or name == "PixelPendulum":
         return None
-    if name not in _ENDS:
-        return never
-    rule = _ENDS[name]
-    return lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
+    rule = _ENDS.get(name)
+    return never if rule is None else lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
-    kind = _kind(spec)
-    if kind is None:
-        return []
-    return [kind.goal]
+    kind = _kind_named(_class_name(spec))
+    return [] if kind is None else [kind.goal]
 
 
 def _signal_names(spec: EnvSpec) -> tuple[str, ...]:
@@ -432,13 +398,11 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     if isinstance(inner, PendulumSparse):
         return episode_return >= HELD_STEPS
     kind = kind_of(type(inner))
-    if kind is None:
-        return None
-    if kind is CART_POLE_KIND:
+    if kind is CLASSIC_KINDS["CartPole"]:
         return not terminated
-    if isinstance(inner, MountainCarSparse) or kind is ACROBOT_KIND:
+    if isinstance(inner, MountainCarSparse) or kind is CLASSIC_KINDS["Acrobot"]:
         return terminated
-    return kind.goal.truth(env)
+    return None if kind is None else kind.goal.truth(env)
 
 
 CLASSIC_FAMILY = Family(

@@ -64,8 +64,8 @@ class CartPoleUpright(CartPoleEnv):
         high = np.array([self.wall, np.inf, 1.0, 1.0, np.inf], dtype=np.float32)
         self.observation_space = gym.spaces.Box(-high, high, dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        super().reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        super().reset(**kwargs)
         self.state[2] += self.START
         return self._obs(), {}
 
@@ -147,8 +147,8 @@ class MountainCarGoal(MountainCarEnv):
         high = np.array([self.max_position, 1.0], dtype=np.float32)
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        super().reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        super().reset(**kwargs)
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
@@ -248,8 +248,8 @@ class PixelPendulum(PendulumEnv):
         self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        super().reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        super().reset(**kwargs)
         self.time = 0
         if self.background == "video":
             low = np.array([-2.5, -2.5, -0.1, 0.0])

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import Family, Goal, Metrics, simulator
-from envs.types import EnvReset, EnvStep, Options
+from envs.types import EnvReset, EnvStep, Notes, Options
 
 CRAFTER_KINDS = (
     "outside",
@@ -188,7 +188,7 @@ def _make_game() -> Any:
     return Game
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     player = simulator(env).player
     before = dict(memory)
     memory["achievements"] = player.achievements.copy()

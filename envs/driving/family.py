@@ -38,7 +38,8 @@ from gymnasium.envs.registration import EnvSpec
 from envs.driving.vehicle import Driving, Vehicle, bend, has_route, is_racing, lanes, names, read, seconds, sense
 from envs.family import Axis, Family, Goal, simulator
 from envs.observations import Recorded, plain_observation
-from envs.types import EnvReset, Info, Options
+from envs.render import name_of
+from envs.types import EnvReset, Info, Notes
 
 # Metres to the vehicle ahead below which it is close; at 25 m/s less than a second.
 CLOSE_GAP_M = 20.0
@@ -74,9 +75,9 @@ class OneFrame(Recorded):
         # What the environment made of DRIVER in its last reset.
         self._driver: dict[str, float] = {}
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
+    def reset(self, **kwargs: Any) -> EnvReset:
         driver_class = self._set_driver(DRIVER)
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(**kwargs)
         self._driver = {name: getattr(driver_class, name) for name in DRIVER}
         return result
 
@@ -114,8 +115,7 @@ class Configured(Recorded):
 
     def __init__(self, env: gym.Env, **values: float) -> None:
         super().__init__(env, **values)
-        inner = simulator(env)
-        config = getattr(inner, "config", {})
+        config = getattr(simulator(env), "config", {})
         for name, value in values.items():
             lowest = MIN_OPTION_VALUES[name]
             if value < lowest:
@@ -123,8 +123,7 @@ class Configured(Recorded):
             candidates = VEHICLE_COUNT_KEYS if name == "vehicles_count" else (name,)
             keys = [key for key in candidates if key in config]
             if not keys:
-                env_name = env.spec.id if env.spec is not None else type(inner).__name__
-                raise ValueError(f"{name}={value} cannot be set: {env_name} has no such option; leave it out")
+                raise ValueError(f"{name}={value} cannot be set: {name_of(env)} has no such option; leave it out")
             config[keys[0]] = value
 
 
@@ -135,12 +134,8 @@ def adapt(
     duration: float | None = None,
 ) -> gym.Env:
     """Plain observations, of a road with the given traffic."""
-    options = {
-        "vehicles_count": vehicles_count,
-        "lanes_count": lanes_count,
-        "duration": duration,
-    }
-    values = {name: value for name, value in options.items() if value is not None}
+    options = zip(MIN_OPTION_VALUES, (vehicles_count, lanes_count, duration))
+    values = {name: value for name, value in options if value is not None}
     if values:
         env = Configured(env, **values)
     return plain_observation(env)
@@ -180,15 +175,11 @@ def _lane_words(car: Vehicle, lanes: int) -> str:
     return "in the middle lane"
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     signals = sense(env)
-    if _is_road(env.spec):
+    if names(simulator(env).spec):
         return road_caption(signals, lanes(env), bend(env))
     return "the car has crashed" if read(signals).crashed else ""
-
-
-def _is_road(spec: EnvSpec | None) -> bool:
-    return spec is not None and bool(names(spec))
 
 
 def _goal(name: str, baseline: str, prompt: str, negative: str, truth: Callable[[Vehicle], Any]) -> Goal:
@@ -256,15 +247,13 @@ _DRIVING_AIMS = {
 
 
 def _aim(spec: EnvSpec) -> str:
-    for name, aim in _DRIVING_AIMS.items():
-        if spec.name.startswith(name):
-            return aim
-    return "drive on and crash into nobody"
+    aims = (aim for name, aim in _DRIVING_AIMS.items() if spec.name.startswith(name))
+    return next(aims, "drive on and crash into nobody")
 
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     """A random state; False for parking, which has no road."""
-    if env.spec is None or not names(env.spec):
+    if not names(simulator(env).spec):
         return False
     if is_racing(env.spec):
         tile = int(rng.integers(1 << 30))
@@ -403,6 +392,6 @@ DRIVING_FAMILY = Family(
     sense=sense,
     scatter=_scatter,
     axis=_axis,
-    metrics=lambda env: Driving(seconds(env)) if _is_road(env.spec) else None,
+    metrics=lambda env: Driving(seconds(env)) if names(simulator(env).spec) else None,
     success=_success,
 )

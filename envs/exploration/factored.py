@@ -21,7 +21,7 @@ import numpy as np
 
 from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB, CellWorld, at_least, enlarge
 from envs.family import Family, entry, simulator
-from envs.types import EnvStep
+from envs.types import EnvStep, Notes
 
 MOVE_LEFT, MOVE_RIGHT, MOVE_UP, MOVE_DOWN, PRESS_BUTTON = range(5)
 # A button that is off, in pictures.
@@ -208,7 +208,7 @@ def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
     return distance
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     inner = simulator(env)
     row, column = divmod(inner.agent, inner.size)
     here = f"the agent is in row {row + 1}, column {column + 1} of {inner.size}"

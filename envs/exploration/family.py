@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import Family, entry, simulator
-from envs.types import Array, EnvReset, EnvStep, Info, Options
+from envs.types import Array, EnvReset, EnvStep, Info, Notes, Options
 
 # Cells along a room.
 ROOM_SIDE = 5
@@ -84,7 +84,7 @@ class CellWorld(gym.Env):
     def _picture(self) -> np.ndarray:
         """The state as a picture, uint8 (H, W, 3)."""
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         return {} if self.cell is None else {"cell": self.cell}
 
 
@@ -355,7 +355,7 @@ def enlarge(plan: np.ndarray) -> np.ndarray:
     return plan.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     inner = simulator(env)
     if isinstance(inner, PointMaze):
         x, y = inner.place

@@ -15,13 +15,15 @@ the grid; a picture's number follows from the episode's `salt` and the step, so 
 When it fails: a step has one event. Nuisances, bumps and sights need the adapter, which sees actions and views.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from envs.family import simulator
+from envs.family import simulator, step_limit
+from envs.types import Notes
 
 # In the order of MiniGrid's codes.
 MINIGRID_KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
@@ -97,19 +99,11 @@ def object_name(kind: str, colour: str) -> str:
     return {"wall": "a wall", "lava": "lava"}.get(kind, f"the {colour} {kind}")
 
 
-# Every sight as (kind, colour), in the order of importance.
-SEEN = tuple((kind, colour) for kind in SIGHTS for colour in MINIGRID_COLOURS)
-
-
-def _rank_by_code() -> dict[int, int]:
-    """6 * kind + colour, by MiniGrid's codes -> place in `SEEN`."""
-    ranks = {}
-    for rank, (kind, colour) in enumerate(SEEN):
-        ranks[MINIGRID_KINDS.index(kind) * len(MINIGRID_COLOURS) + MINIGRID_COLOURS.index(colour)] = rank
-    return ranks
-
-
-RANK = _rank_by_code()
+# Every thing as (kind, colour), at 6 * kind + colour in MiniGrid's codes.
+THINGS = tuple(itertools.product(MINIGRID_KINDS, MINIGRID_COLOURS))
+# Every sight, in the order of importance, and its place in it by its code.
+SEEN = tuple(itertools.product(SIGHTS, MINIGRID_COLOURS))
+RANK = {THINGS.index(thing): rank for rank, thing in enumerate(SEEN)}
 
 
 def picture(salt: Any, step: Any, pictures: int) -> Any:
@@ -118,7 +112,7 @@ def picture(salt: Any, step: Any, pictures: int) -> Any:
     return (salt + step * 2_654_435_761) % pictures
 
 
-def caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def caption(env: gym.Env, memory: Notes) -> str:
     """The caption of the state just reached; see `envs.family.Family.caption`."""
     inner = simulator(env)
     speech = env.get_wrapper_attr("speech") if env.has_wrapper_attr("speech") else Speech()
@@ -129,25 +123,21 @@ def caption(env: gym.Env, memory: dict[str, Any]) -> str:
     else:
         text = f"mission: {inner.mission}"
     if speech.varied and text:
-        limit = inner.max_steps
-        if env.spec is not None and env.spec.max_episode_steps is not None:
-            limit = min(limit, env.spec.max_episode_steps)
+        limit: Any = step_limit(env)
         text += left(limit - inner.step_count)
     return text
 
 
-def _situation(inner: Any, speech: Speech) -> dict[str, Any]:
+def _situation(inner: Any, speech: Speech) -> Notes:
     """What a caption compares with the step before."""
     ahead = inner.grid.get(*inner.front_pos)
-    door = None
-    if ahead is not None and ahead.type == "door":
-        door = (ahead.is_open, ahead.is_locked)
+    is_door = ahead is not None and ahead.type == "door"
     return {
         "place": tuple(inner.agent_pos),
         "facing": inner.agent_dir,
         "carrying": inner.carrying,
         "ahead": ahead,
-        "door": door,
+        "door": (ahead.is_open, ahead.is_locked) if is_door else None,
         "seen": _ranks_in_view(speech.view) if speech.captions == "full" else frozenset(),
     }
 
@@ -158,7 +148,7 @@ def _ranks_in_view(view: np.ndarray) -> frozenset[int]:
     return frozenset(RANK[code] for code in set(codes) if code in RANK)
 
 
-def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
+def _describe_change(inner: Any, before: Notes, now: Notes, speech: Speech) -> str:
     if speech.chatter and speech.action == DONE:
         event = chatters(picture(speech.salt, inner.step_count, speech.pictures))
     else:
@@ -173,7 +163,7 @@ def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], sp
     return f"{event}, {sight}" if event else sight
 
 
-def _event(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> tuple[int, Any]:
+def _event(inner: Any, before: Notes, now: Notes, speech: Speech) -> tuple[int, Any]:
     """The number of the event in `EVENT_WORDS`, and the thing it is about."""
     moved = before["place"] != now["place"]
     if moved:

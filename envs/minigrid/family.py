@@ -32,7 +32,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from envs.family import Family, Goal, simulator
 from envs.minigrid.captions import Speech, caption
 from envs.observations import WORD_FEATURES, Recorded, hashed_words
-from envs.types import EnvReset, EnvStep, Options
+from envs.render import name_of
+from envs.types import EnvReset, EnvStep
 
 # How many objects, colours and states MiniGrid's encoding has.
 CELL_PART_SIZES = (11, 6, 3)
@@ -55,24 +56,21 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         super().__init__(env, mission=mission, captions=captions, chatter=chatter, varied=varied)
         space: Any = env.observation_space
         if not isinstance(space, spaces.Dict) or not {"image", "direction", "mission"} <= set(space):
-            name = env.spec.id if env.spec else env
             raise TypeError(
-                f"{name} returns {space}, not MiniGrid's image, direction and mission; make it with adapt=False"
+                f"{name_of(env)} returns {space}, not MiniGrid's image, direction and mission; make it with adapt=False"
             )
         # MiniGrid's image has the axes x, y, part.
-        image_shape: Any = space["image"].shape
-        width, height, n_parts = image_shape
+        image: Any = space["image"]
+        width, height, n_parts = image.shape
         entries = sum(CELL_PART_SIZES)
         self._words = mission == "words" or (mission == "auto" and varies(space["mission"]))
         self._view = width * height * entries
         # Where the entries of each (x, y, part) begin in the vector.
-        part_starts = np.concatenate([[0], np.cumsum(CELL_PART_SIZES)[:-1]])
-        cell_starts = np.arange(width * height)[:, None] * entries
+        part_starts = np.cumsum([0, *CELL_PART_SIZES[:-1]])
+        cell_starts = np.arange(0, self._view, entries)[:, None]
         self._begin = (cell_starts + part_starts).reshape(width, height, n_parts)
         self._last = np.array(CELL_PART_SIZES) - 1
-        self._length = self._view + 4
-        if self._words:
-            self._length += WORD_FEATURES
+        self._length = self._view + 4 + WORD_FEATURES * self._words
         # For callers that show parts of an observation: cells row by row, as on screen.
         self.shape_of_cells = (height, width, entries)
         by_column = np.arange(self._view).reshape(width, height, entries)
@@ -83,8 +81,8 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         }
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        result = super().reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> EnvReset:
+        result = super().reset(**kwargs)
         self.speech.action = -1
         if self.speech.chatter:
             self.speech.salt = int(self.unwrapped.np_random.integers(1 << 32))
@@ -113,15 +111,7 @@ def varies(space: Any) -> bool:
     return any(len(choices) > 1 for choices in placeholders)
 
 
-HEAD = (
-    "agent_x",
-    "agent_y",
-    "agent_direction",
-    "carried_object",
-    "carried_colour",
-    "grid_width",
-    "max_steps",
-)
+HEAD = ("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour", "grid_width", "max_steps")
 # MiniGrid's encoding of an empty cell.
 EMPTY_CODE = (1, 0, 0)
 _SIZES: dict[str, tuple[int, int]] = {}
@@ -130,27 +120,20 @@ _ENCODED: dict[tuple[str, str], bytes] = {}
 
 @functools.cache
 def _signal_names(width: int, height: int) -> tuple[str, ...]:
-    names = list(HEAD)
-    for y, x, part in itertools.product(range(height), range(width), ("object", "colour", "state")):
-        names.append(f"cell_{x}_{y}_{part}")
-    return tuple(names)
+    cells = itertools.product(range(height), range(width), ("object", "colour", "state"))
+    return (*HEAD, *(f"cell_{x}_{y}_{part}" for y, x, part in cells))
 
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     grid = inner.grid
-    values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
-    values[:2] = inner.agent_pos
-    values[2] = inner.agent_dir
     # The object's and the colour's number.
-    values[3:5] = EMPTY_CODE[:2]
+    carried = EMPTY_CODE[:2]
     if inner.carrying is not None:
-        values[3:5] = inner.carrying.encode()[:2]
-    values[5] = grid.width
-    values[6] = inner.max_steps
+        carried = inner.carrying.encode()[:2]
+    head = np.array([*inner.agent_pos, inner.agent_dir, *carried, grid.width, inner.max_steps], np.float32)
     codes = b"".join(map(_encode_cell, grid.grid))
-    values[len(HEAD) :] = np.frombuffer(codes, np.uint8)
-    return values
+    return np.append(head, np.frombuffer(codes, np.uint8).astype(np.float32))
 
 
 def _encode_cell(cell: Any) -> bytes:
@@ -261,12 +244,8 @@ _WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
-    goals = []
-    if any(word in spec.id for word in _WITH_GOAL):
-        goals.append(_GOAL)
-    if any(word in spec.id for word in _WITH_DOOR):
-        goals.append(_DOOR)
-    return goals
+    candidates = ((_GOAL, _WITH_GOAL), (_DOOR, _WITH_DOOR))
+    return [goal for goal, words in candidates if any(word in spec.id for word in words)]
 
 
 # By the beginning of the name; the first that fits counts.
@@ -297,10 +276,8 @@ _MINIGRID_AIMS = {
 
 def _aim(spec: EnvSpec) -> str:
     name = spec.name.partition("-")[2]
-    for prefix, aim in _MINIGRID_AIMS.items():
-        if f"{name}-".startswith(prefix):
-            return aim
-    return "do what the mission says"
+    aims = (aim for prefix, aim in _MINIGRID_AIMS.items() if f"{name}-".startswith(prefix))
+    return next(aims, "do what the mission says")
 
 
 MINIGRID_FAMILY = Family(

@@ -28,7 +28,7 @@ from envs.family import Axis, Family, Goal, simulator
 from envs.observations import Recorded
 from envs.render import before_opengl, name_of, opengl
 from envs.transitions import Ends, never
-from envs.types import Array, Info
+from envs.types import Array, Info, Notes, Options
 
 
 class OwnContext(Recorded):
@@ -56,7 +56,7 @@ def _warn(message: str) -> None:
         warnings.warn(f"MuJoCo: {message.strip()}", RuntimeWarning, stacklevel=2)
 
 
-def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+def _arguments(spec: EnvSpec, arguments: Options, frame_size: int | None) -> Options:
     mujoco = opengl(frame_size is not None or arguments.get("render_mode") is not None)
     # By default warnings go to the terminal and to a file MUJOCO_LOG.TXT in the working directory.
     mujoco.set_mju_user_warning(_warn)
@@ -111,7 +111,7 @@ def _height(env: gym.Env) -> float:
 def _is_standing(env: gym.Env) -> bool:
     """Torso upright within 12 degrees and at 0.8 of the height it has when the robot stands."""
     is_upright = _axis_up(env, 2) > math.cos(_UPRIGHT_RAD)
-    return is_upright and _height(env) > 0.8 * _STANDING_HEIGHT_M[_robot(env.spec)]
+    return is_upright and _height(env) > 0.8 * _STANDING_HEIGHT_M[_robot(env)]
 
 
 def _pole_angle(env: gym.Env) -> float:
@@ -120,14 +120,13 @@ def _pole_angle(env: gym.Env) -> float:
 
 def _gap(env: gym.Env) -> float:
     """Metres from the tip of Reacher's arm to the target."""
-    tip = _data(env).body("fingertip").xpos[:2]
-    target = _data(env).body("target").xpos[:2]
+    tip, target = (_data(env).body(name).xpos[:2] for name in ("fingertip", "target"))
     return float(np.linalg.norm(tip - target))
 
 
 def _standing_degree(env: gym.Env) -> float:
     """1 upright at full height, less where it leans or is low."""
-    return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT_M[_robot(env.spec)])
+    return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT_M[_robot(env)])
 
 
 def _standing_goal(robot: str) -> Goal:
@@ -155,27 +154,18 @@ _ANT = "a four-legged robot"
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
         _turned_goal(
-            "on_its_back",
-            _CHEETAH,
-            "lying upside down on its back",
-            axis=2,
-            sign=-1,
-            negative=f"{_CHEETAH} standing on its feet",
+            "on_its_back", _CHEETAH, "lying upside down on its back", 2, -1, f"{_CHEETAH} standing on its feet"
         ),
         _turned_goal(
-            "rearing",
-            _CHEETAH,
-            "standing upright on its hind leg",
-            axis=0,
-            negative=f"{_CHEETAH} standing on its front leg",
+            "rearing", _CHEETAH, "standing upright on its hind leg", 0, 1, f"{_CHEETAH} standing on its front leg"
         ),
     ],
     "Hopper": [_standing_goal("a one-legged robot")],
     "Walker2d": [_standing_goal("a two-legged robot")],
     "Humanoid": [_standing_goal("a humanoid robot")],
     "Ant": [
-        _turned_goal("on_its_feet", _ANT, "standing on its feet", axis=2),
-        _turned_goal("on_its_back", _ANT, "lying upside down", axis=2, sign=-1),
+        _turned_goal("on_its_feet", _ANT, "standing on its feet", 2),
+        _turned_goal("on_its_back", _ANT, "lying upside down", 2, -1),
     ],
     "InvertedPendulum": [
         Goal(
@@ -198,8 +188,8 @@ _GOALS: dict[str, list[Goal]] = {
 }
 
 
-def _robot(spec: EnvSpec | None) -> str:
-    return spec.name if spec is not None else ""
+def _robot(env: gym.Env) -> str:
+    return simulator(env).spec.name
 
 
 # The speeds, in m/s, from which on captions say "fast".
@@ -228,8 +218,8 @@ _MUJOCO_AIMS = {
 }
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    robot = _robot(env.spec)
+def _caption(env: gym.Env, memory: Notes) -> str:
+    robot = _robot(env)
     if robot == "Pusher":
         return _pusher_caption(env)
     if robot in _BANDS:
@@ -376,14 +366,10 @@ def _height_index(model: Any) -> int | None:
     """Where a pose has the height of the body; None for robots on a rail or a table."""
     if model.jnt_type[0] == _FREE_JOINT:
         return 2
-    for joint in range(model.njnt):
-        if model.joint(joint).name == "rootz":
-            return model.joint(joint).qposadr[0]
-    return None
+    joints = map(model.joint, range(model.njnt))
+    return next((joint.qposadr[0] for joint in joints if joint.name == "rootz"), None)
 
 
-# The constructor's keyword arguments.
-Options = dict[str, Any]
 Limits = tuple[float, float]
 
 
@@ -402,13 +388,11 @@ def _unhealthy_rule(height: Limits, angle: Limits, state: Limits | None) -> Call
 
     def rule(options: Options, next_obs: Array) -> Array:
         first = _height_column(options, 1)
-        heights = options.get("healthy_z_range", height)
-        angles = options.get("healthy_angle_range", angle)
         states = options.get("healthy_state_range", state)
-        healthy = _is_inside(next_obs[..., first], heights)
-        healthy = healthy & _is_inside(next_obs[..., first + 1], angles)
+        healthy = _is_inside(next_obs[..., first], options.get("healthy_z_range", height))
+        healthy &= _is_inside(next_obs[..., first + 1], options.get("healthy_angle_range", angle))
         if states is not None:
-            healthy = healthy & _is_inside(next_obs[..., first + 1 :], states).all(-1)
+            healthy &= _is_inside(next_obs[..., first + 1 :], states).all(-1)
         return ~healthy
 
     return rule
@@ -441,7 +425,7 @@ def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
 
 
 # None: never.
-_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
+ROBOT_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
     "Hopper": _unhealthy_rule((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
     "Walker2d": _unhealthy_rule((0.8, 2.0), (-1.0, 1.0), None),
     "Ant": _ant_ends,
@@ -454,18 +438,16 @@ _ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
 
 def _terminates(spec: EnvSpec) -> Ends | None:
     """The rule of a robot; None for one with a body of its own, and for versions before 4."""
-    if spec.name not in _ENDS or spec.version not in (4, 5) or "xml_file" in spec.kwargs:
+    if spec.name not in ROBOT_ENDS or spec.version not in (4, 5) or "xml_file" in spec.kwargs:
         return None
-    rule = _ENDS[spec.name]
+    rule = ROBOT_ENDS[spec.name]
     if rule is None or not spec.kwargs.get("terminate_when_unhealthy", True):
         return never
     return lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
-    if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum"):
-        return not terminated
-    return None
+    return not terminated if _robot(env) in ("InvertedPendulum", "InvertedDoublePendulum") else None
 
 
 MUJOCO_FAMILY = Family(
@@ -480,7 +462,7 @@ MUJOCO_FAMILY = Family(
     scatter=_scatter,
     axis=_start_axis,
     terminates=_terminates,
-    goals=lambda spec: _GOALS.get(_robot(spec), []),
-    aim=lambda spec: _MUJOCO_AIMS.get(_robot(spec), ""),
+    goals=lambda spec: _GOALS.get(spec.name, []),
+    aim=lambda spec: _MUJOCO_AIMS.get(spec.name, ""),
     success=_success,
 )

@@ -35,7 +35,7 @@ from envs.family import Family, Metrics, entry, simulator
 from envs.nethack.progression import progression
 from envs.nethack.view import STAT_DEPTH, STAT_GOLD, STAT_HP, STAT_LEVEL, STAT_SCORE, GameObservation
 from envs.observations import Recorded
-from envs.types import EnvReset, Info, Options
+from envs.types import EnvReset, Info, Notes, Options
 
 # Shorter lines are also words of the game itself, so later messages keep them, in characters.
 MIN_TYPED_LINE_CHARS = 4
@@ -152,9 +152,9 @@ def _is_minihack(spec: EnvSpec) -> bool:
     return entry(spec).startswith("minihack.")
 
 
-def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+def _arguments(spec: EnvSpec, arguments: Options, frame_size: int | None) -> Options:
     # The phase of the moon comes from the clock and changes the agent's luck.
-    defaults: dict[str, Any] = {"fix_moon_phase": True}
+    defaults: Options = {"fix_moon_phase": True}
     if not _is_minihack(spec):
         defaults["max_episode_steps"] = MAX_GAME_STEPS
     mode = arguments.get("render_mode")
@@ -164,7 +164,7 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
     return {**defaults, **arguments, "render_mode": mode}
 
 
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+def _caption(env: gym.Env, memory: Notes) -> str:
     inner = simulator(env)
     message_buffer = bytes(inner.last_observation[inner._message_index])
     message = message_buffer.split(b"\0", 1)[0]
@@ -175,7 +175,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return text
 
 
-def _hide_typed_words(message: bytes, reads_line: bool, memory: dict[str, Any]) -> str:
+def _hide_typed_words(message: bytes, reads_line: bool, memory: Notes) -> str:
     """The caption of a message without what the agent has typed in this episode; `reads_line`: it is typing now."""
     if reads_line:
         prompt = message.decode("latin-1")

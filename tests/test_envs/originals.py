@@ -46,8 +46,8 @@ def robot(inner, derived):
 def level(env, original):
     inner, speech = original.unwrapped, original.get_wrapper_attr("speech")
     mission = missions(inner).index(inner.mission)
-    x, y = inner.agent_pos
-    state = env._state(codes_of(inner.grid)[None], [x], [y], np.array([inner.agent_dir]), np.array([mission]))
+    place = {"x": inner.agent_pos[0], "y": inner.agent_pos[1], "direction": inner.agent_dir, "mission": mission}
+    state = env._state({"grid": codes_of(inner.grid)[None], **{key: np.array([x]) for key, x in place.items()}})
     return {key: value[0] for key, value in state.items()} | ({"salt": speech.salt} if speech.chatter else {})
 
 

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import registry
 from gymnasium.vector import AutoresetMode
 
 import rewards
-from envs.batched import PROGRAMS, _classic_program
+from envs.batched import PROGRAMS
 from envs.batched.minigrid_levels import GENERATORS
 from envs.family import entry
 from envs.make import make, make_batched
@@ -55,8 +55,7 @@ def test_asking_what_is_known_imports_neither_torch_nor_a_simulator():
 
 
 def test_classic_control_is_known_by_its_name_and_one_pendulum_by_its_torques():
-    known = {env_id: _classic_program(env_id) for env_id in ("CartPole-v1", "lodestar/PendulumUpright-v0")}
-    assert known == {env_id: PROGRAMS[env_id] for env_id in known}
+    known = {env_id: PROGRAMS[env_id] for env_id in ("CartPole-v1", "lodestar/PendulumUpright-v0")}
     assert [program.path.partition(":")[2] for program in known.values()] == [
         "BatchedCartPole",
         "BatchedPendulumUpright",

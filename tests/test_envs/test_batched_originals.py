@@ -9,7 +9,7 @@ from sample import mostly_at_night
 from envs.batched import PROGRAMS
 from envs.make import make, make_batched
 
-ROBOTS = [name for name in PROGRAMS if PROGRAMS[name].threads]
+ROBOTS = [name for name in PROGRAMS if PROGRAMS[name].is_robot]
 OTHERS = [*ROBOTS, *(name for name in PROGRAMS if name.startswith(("MiniGrid", "highway")) or "NetHack" in name)]
 CLASSIC = [name for name in PROGRAMS if name not in OTHERS]
 GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]

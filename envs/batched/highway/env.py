@@ -15,7 +15,7 @@ end (10 km); of two cars at exactly the same place, one leads. Last bits may dif
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import BatchedEnv
+from envs.batched.base import BatchedEnv, Outcome, State
 from envs.batched.highway.view import CAR, WIDTH, RoadPainter
 from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, Vehicle
 from envs.transitions import index_obs
@@ -28,7 +28,6 @@ SUPPORTED_CONFIG_KEYS = frozenset(
     | {"offroad_terminal", "simulation_frequency", "policy_frequency"}
     | {"screen_width", "screen_height", "scaling", "centering_position", "offscreen_rendering"}
 )
-State = dict[str, np.ndarray]
 CAR_LENGTH, CAR_WIDTH = CAR
 # The agent's car starts at this speed in m/s; the others drive at 0.7 to 0.8 of the limit.
 START_SPEED = 25.0
@@ -143,7 +142,7 @@ class BatchedHighway(BatchedEnv):
         share = (speed - slowest) / (fastest - slowest)
         return np.clip(np.round(share * last), 0, last).astype(np.int64)
 
-    def _advance(self, actions: Array) -> tuple[Array, Array]:
+    def _advance(self, actions: Array) -> Outcome:
         self._set_target_speed(actions)
         self._set_target_lane(actions)
         for _ in range(self._ticks):
@@ -192,7 +191,7 @@ class BatchedHighway(BatchedEnv):
         """Whether the agents are on their lanes, bool (N,)."""
         return np.abs(state["y"][:, 0] - WIDTH * state["lane"][:, 0]) <= WIDTH / 2
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
+    def _observe(self, state: State, out: Array) -> None:
         # A row of the table is one car: presence, x, y, and the speed along both axes.
         x = state["x"]
         heading = state["heading"]
