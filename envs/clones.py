@@ -140,8 +140,7 @@ class Clones:
         rollout = Rollout(horizon, vector, frozenset(place.modalities))
         rollout.action[:] = actions
         obs = map_obs(lambda x: np.repeat(np.asarray(x)[None], n, 0), place.obs)
-        infos = map_obs(lambda x: np.repeat(x, n, 0), place.modalities)
-        rollout.begin(obs, infos)
+        rollout.begin(obs, map_obs(lambda x: np.repeat(x, n, 0), place.modalities))
         return rollout
 
     def _play_side_by_side(self, place: Place, rollout: Rollout) -> tuple[int, Any]:
@@ -153,8 +152,7 @@ class Clones:
         program.restore({**program.snapshot(), **copies})
         is_over = np.zeros(n, bool)
         for t in range(rollout.length):
-            step = program.step(rollout.action[t])
-            rollout.write(t, slice(0, n), *step)
+            rollout.write(t, slice(0, n), *program.step(rollout.action[t]))
             is_over |= rollout.terminated[t] | rollout.truncated[t]
             if is_over.all():
                 break

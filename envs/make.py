@@ -327,8 +327,7 @@ def termination(env_id: str, **options: Any) -> Ends | None:
     spec = spec_of(env_id)
     if options.pop("noisy_tv", None) is not None or options.pop("base", None) is not None:
         return None
-    changed = dataclasses.replace(spec, kwargs={**spec.kwargs, **options})
-    return family_of(spec).terminates(changed)
+    return family_of(spec).terminates(dataclasses.replace(spec, kwargs={**spec.kwargs, **options}))
 
 
 def spec_of(env_id: str) -> EnvSpec:

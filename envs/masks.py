@@ -93,9 +93,8 @@ def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:
     choices = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts])
     # Discrete and MultiDiscrete may start elsewhere than at 0; MultiBinary has no `start`.
     start = np.ravel(getattr(space, "start", 0))
-    action = (choices + start).reshape(space.shape or ()).astype(space.dtype)
     # The empty index makes a scalar of an array without axes.
-    return action[()]
+    return (choices + start).reshape(space.shape or ()).astype(space.dtype)[()]
 
 
 class ActionMask(Recorded):

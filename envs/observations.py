@@ -107,8 +107,7 @@ def plain_space(space: spaces.Space) -> spaces.Space:
         high = plain_obs(space, space.high)
         return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
-        parts = map_values(plain_space, space)
-        return spaces.Dict(parts)
+        return spaces.Dict(map_values(plain_space, space))
     if isinstance(space, spaces.Tuple):
         return plain_space(spaces.flatten_space(space))
     return from_zero(space)

@@ -90,7 +90,7 @@ def before_opengl() -> None:
 def frame(env: gym.Env, size: int) -> np.ndarray:
     """The current state as rewards read it, uint8 (size, size, 3); a RuntimeError for none, or a single colour."""
     image: np.ndarray | None = None
-    if isinstance(env, gym.Wrapper) and env.has_wrapper_attr("small_frame"):
+    if env.has_wrapper_attr("small_frame"):
         # The family's shorter way to the same pixels.
         image = env.get_wrapper_attr("small_frame")(size)
     if image is None:
@@ -145,8 +145,7 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
 def shrink(picture: Any, size: int) -> Any:
     """A Pillow image averaged to (size, size)."""
     # Far shrinking averages whole blocks first: twice as fast, and the rest is off by less than half a block.
-    is_far = min(picture.size) >= 4 * size
-    reducing_gap = 1.0 if is_far else None
+    reducing_gap = 1.0 if min(picture.size) >= 4 * size else None
     return picture.resize((size, size), resample=PILLOW_BOX, reducing_gap=reducing_gap)
 
 

@@ -235,8 +235,7 @@ class Rollout:
         last = infos.get("final_info", {})
         for name in self.modality_names:
             if name in last:
-                values = np.asarray(last[name])[ended]
-                self.final_modalities.append((name, t, columns, values))
+                self.final_modalities.append((name, t, columns, np.asarray(last[name])[ended]))
         if "is_success" in last:
             self.success[t, columns] = np.asarray(last["is_success"], np.float32)[ended]
 
@@ -348,8 +347,7 @@ class Rollout:
         self.modality_names = before.modality_names
         put(self.obs, 0, index_obs(before.obs, -1))
         for name, value in before.modalities.items():
-            own = self.modalities.setdefault(name, np.empty_like(value))
-            own[0] = value[-1]
+            self.modalities.setdefault(name, np.empty_like(value))[0] = value[-1]
         self.finals.clear()
         self.final_modalities.clear()
         self.valid[:] = self.same_step

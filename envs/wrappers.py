@@ -120,8 +120,7 @@ class Journal(Recorded):
         actions = _unpack(self.action_space, state["actions"])
         if state["seed"] is None:
             self.unwrapped.np_random.bit_generator.state = copy.deepcopy(state["rng"])
-        options = copy.deepcopy(state["options"])
-        obs, info = self.env.reset(seed=state["seed"], options=options)
+        obs, info = self.env.reset(seed=state["seed"], options=copy.deepcopy(state["options"]))
         for number, action in enumerate(actions, start=1):
             obs, _, terminated, truncated, info = self.env.step(action)
             if (terminated or truncated) and number < len(actions):
@@ -156,8 +155,7 @@ def _pack(space: spaces.Space, actions: list[Any]) -> StateDict:
 def _unpack(space: spaces.Space, packed: StateDict) -> list[Any]:
     if "json" in packed:
         return list(space.from_jsonable(packed["json"]))
-    raw = base64.b64decode(packed["data"])
-    array = np.frombuffer(raw, dtype=np.dtype(packed["dtype"]))
+    array = np.frombuffer(base64.b64decode(packed["data"]), dtype=np.dtype(packed["dtype"]))
     return list(array.reshape(packed["shape"]).copy())
 
 

@@ -121,8 +121,7 @@ class BatchedEnv(VectorEnv):
         self.frame_size = frame_size
         self.first_seed = seed
         # Some of `MODALITIES`, (N, ...), of the observations last returned.
-        signal_count = len(self.SIGNALS) if signals else 0
-        self.modalities = empty_modalities(n, frame_size, text, signal_count)
+        self.modalities = empty_modalities(n, frame_size, text, len(self.SIGNALS) if signals else 0)
         self.max_steps = step_limit(original) or sys.maxsize
 
         self.np_random = np.random.default_rng(seed)
@@ -241,8 +240,7 @@ class BatchedEnv(VectorEnv):
 
     def _refill(self) -> None:
         self._pool_rng = copy.deepcopy(self.np_random.bit_generator.state)
-        starts = self._generate(self.np_random, self._pool_size)
-        self._pool = map_obs(self.arrays.array, starts)
+        self._pool = map_obs(self.arrays.array, self._generate(self.np_random, self._pool_size))
         self._used = 0
 
     @property

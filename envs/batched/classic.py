@@ -42,8 +42,7 @@ class BatchedClassic(BatchedEnv):
 
     def _generate(self, rng: np.random.Generator, count: int) -> State:
         low, high = self.START
-        start = rng.uniform(low, high, (count, len(low)))
-        return {"x": start.astype(self.DTYPE)}
+        return {"x": rng.uniform(low, high, (count, len(low))).astype(self.DTYPE)}
 
     def _observe(self, state: State, out: Array) -> None:
         out[...] = state["x"]
@@ -133,8 +132,7 @@ class BatchedCartPoleUpright(BatchedCartPole):
         wall = self.world.wall
         x = np.clip(obs[:, 0].astype(np.float64), -wall, wall)
         _, x_dot, cos, sin, theta_dot = obs.T
-        theta = np.arctan2(sin, cos)
-        return np.stack([x, x_dot, theta, theta_dot], -1)
+        return np.stack([x, x_dot, np.arctan2(sin, cos), theta_dot], -1)
 
     def _success(self, terminated: Array) -> Array:
         return self._returns >= self.world.SOLVED
@@ -154,8 +152,7 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
     def _advance(self, actions: Array) -> Outcome:
         _, never = super()._advance(actions)
         x, _, theta, theta_dot = self.state["x"].T
-        reward = swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions))
-        return reward, never
+        return swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
 
 
 class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
@@ -255,8 +252,7 @@ class BatchedPendulum(BatchedClassic):
         xp = self.xp
         theta, theta_dot = self.state["x"].T
         torque = xp.clip(actions[:, 0], -w.max_torque, w.max_torque)
-        angle = self._angle()
-        costs = xp.square(angle) + 0.1 * xp.square(theta_dot)
+        costs = xp.square(self._angle()) + 0.1 * xp.square(theta_dot)
         costs = costs + 0.001 * xp.square(torque)
         gravity = 3 * w.g / (2 * w.l) * xp.sin(theta)
         push = gravity + 3.0 / (w.m * w.l**2) * torque
@@ -312,9 +308,8 @@ class BatchedAcrobot(BatchedClassic):
     START = ((-0.1,) * 4, (0.1,) * 4)
 
     def _generate(self, rng: np.random.Generator, count: int) -> State:
-        start = super()._generate(rng, count)["x"]
         # The original rounds where an episode begins.
-        return {"x": start.astype(np.float32).astype(np.float64)}
+        return {"x": super()._generate(rng, count)["x"].astype(np.float32).astype(np.float64)}
 
     def _advance(self, actions: Array) -> Outcome:
         w = self.world

@@ -36,7 +36,7 @@ from envs.batched.minigrid_levels import (
     prizes,
 )
 from envs.minigrid import captions as single
-from envs.minigrid.captions import MINIGRID_KINDS, RANK, object_name
+from envs.minigrid.captions import RANK, object_name
 from envs.minigrid.family import CELL_PART_SIZES
 from envs.observations import WORD_FEATURES, hashed_words
 from envs.types import Array, StateDict
@@ -311,8 +311,7 @@ class Captions:
         event = text[rows]
         has_event = (event != "").astype(np.int64)
         # The lowest bit that is set has as many bits below it as its place says.
-        first = np.bitwise_count((new & -new) - 1)
-        text[rows] = event + self._sights[has_event, first]
+        text[rows] = event + self._sights[has_event, np.bitwise_count((new & -new) - 1)]
 
 
 def _events(rules: np.ndarray, full: bool) -> np.ndarray:
@@ -325,9 +324,9 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
     new_cell, new_hands, moved, _ = rules.T.astype(np.int64)
     kind = KIND_OF_CODE[cell]
     state = STATE_OF_CODE[cell]
-    is_goal = kind == MINIGRID_KINDS.index("goal")
-    is_lava = kind == MINIGRID_KINDS.index("lava")
-    is_box = kind == MINIGRID_KINDS.index("box")
+    is_goal = kind == OBJECT_TO_IDX["goal"]
+    is_lava = kind == OBJECT_TO_IDX["lava"]
+    is_box = kind == BOX_KIND
     is_door = kind == DOOR_KIND
     is_locked = is_door & (state == DOOR_LOCKED)
     is_open = is_door & (state == 0)

@@ -245,8 +245,7 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     # The locked room is in the column on the right.
     locked_line = rng.integers(0, lines, count)
     colour = rng.integers(0, N_COLOURS, count)
-    offset = rng.integers(1, size, count)
-    door_y = locked_line * size + offset
+    door_y = locked_line * size + rng.integers(1, size, count)
     grid[np.arange(count), door_y, 2 * size] = code(DOOR_KIND, colour, DOOR_LOCKED)
 
     mission = rng.integers(0, N_COLOURS, count)
@@ -331,8 +330,7 @@ def _generate_obstructed_maze(original: Any, rng: Generator, count: int) -> Leve
                 rooms.place(column, line, keys.pop())
         for key in keys:
             rooms.place(column, line, key)
-    corner = rng.integers(0, original.num_quarters, count)
-    ball_column, ball_line = CORNER_ROOMS[corner].T
+    ball_column, ball_line = CORNER_ROOMS[rng.integers(0, original.num_quarters, count)].T
     rooms.place(ball_column, ball_line, BLUE_BALL)
     return rooms.levels(*original.agent_room)
 
@@ -392,8 +390,7 @@ def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> 
     rooms: np.ndarray = np.zeros((0, n_rooms, 6), np.int64)
     tries = 4 * count
     while len(rooms) < count:
-        chains = _generate_chains(original, rng, n_rooms, tries)
-        rooms = np.concatenate([rooms, chains])
+        rooms = np.concatenate([rooms, _generate_chains(original, rng, n_rooms, tries)])
         # Of 12 rooms of up to 10 cells one chain in 1,200 fits.
         if 2 * len(rooms) < count:
             tries = min(2 * tries, MAX_CHAIN_TRIES)
@@ -404,8 +401,7 @@ def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> 
     for number, room_numbers in enumerate(rooms.transpose(1, 2, 0)):
         left, top, width, height, door_x, door_y = room_numbers
         inside = _rectangle_mask(grid, left + 1, top + 1, width - 2, height - 2)
-        room = _rectangle_mask(grid, left, top, width, height)
-        grid[room & ~inside] = WALL_CODE
+        grid[_rectangle_mask(grid, left, top, width, height) & ~inside] = WALL_CODE
         if number > 0:
             grid[rows, door_y, door_x] = code(DOOR_KIND, colour, DOOR_CLOSED)
             # The next door has any other colour.
@@ -438,8 +434,7 @@ def _generate_chains(original: Any, rng: Generator, n_rooms: int, count: int) ->
 
         # The exit is a door in any other wall of the last room; all that follows is (K, tries).
         left, top, width, height = rooms[:, -1:, :4].transpose(2, 0, 1)
-        turns = rng.integers(1, 4, (len(rooms), ROOM_TRIES))
-        wall = (entry[:, None] + turns) % 4
+        wall = (entry[:, None] + rng.integers(1, 4, (len(rooms), ROOM_TRIES))) % 4
         along_x = rng.integers(1, width - 1, wall.shape)
         along_y = rng.integers(1, height - 1, wall.shape)
         door_x = left + np.choose(wall, [width - 1, along_x, 0, along_x])

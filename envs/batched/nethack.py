@@ -61,9 +61,7 @@ class BatchedNetHack(BatchedEnv):
             seeds = list(seed)
             if len(seeds) != self.num_envs:
                 raise ValueError(f"{len(seeds)} seeds do not fit {self.num_envs} games; give as many, or one number")
-            mask = np.ones(self.num_envs, bool)
-            if options:
-                mask = options.get("reset_mask", mask)
+            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
             for inner, rng, is_reset in zip(self._inners, _generators(seeds), mask):
                 if is_reset:
                     inner.np_random = rng

@@ -101,8 +101,7 @@ _ARMS = _sentences("the tip is", _TIPS)
 def _pose_number(angle: Any) -> np.ndarray:
     """Numbers of `_POSES`, and len(_POSES) more to the side of positive angles."""
     angle = wrap(angle)
-    number = np.searchsorted(_LEAN_ENDS, abs(angle), side="right")
-    return number + len(_POSES) * (angle >= 0)
+    return np.searchsorted(_LEAN_ENDS, abs(angle), side="right") + len(_POSES) * (angle >= 0)
 
 
 def _tip_height(state: Any) -> Any:

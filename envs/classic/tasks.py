@@ -14,7 +14,7 @@ and steps; the sparse one counts from a cosine of 0.95, within 0.5 m of the midd
 """
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -52,6 +52,7 @@ class CartPoleUpright(CartPoleEnv):
     Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
     """
 
+    state: Any
     # The return of an episode that succeeds.
     SOLVED = 180.0
     # The angle about which episodes start, rad.
@@ -78,16 +79,16 @@ class CartPoleUpright(CartPoleEnv):
         return self._obs(), float(is_upright(self.state[2])), False, False, {}
 
     def _stop_at_walls(self) -> None:
-        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
+        x, x_dot, theta, theta_dot = self.state
         if abs(x) > self.wall:
             # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
             theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
             x = math.copysign(self.wall, x)
             x_dot = 0.0
-        self.state: Any = np.array([x, x_dot, wrap(theta), theta_dot])
+        self.state = np.array([x, x_dot, wrap(theta), theta_dot])
 
     def _obs(self) -> np.ndarray:
-        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
+        x, x_dot, theta, theta_dot = self.state
         return np.array([x, x_dot, math.cos(theta), math.sin(theta), theta_dot], dtype=np.float32)
 
 
@@ -117,8 +118,7 @@ class CartPoleSwingUp(CartPoleUpright):
         angular = (self.gravity * sin - cos * temp) / inertia
         linear = temp - self.polemass_length * angular * cos / self.total_mass
         state = np.array([x, x_dot, theta, theta_dot])
-        change = np.array([x_dot, linear, theta_dot, angular])
-        self.state = state + self.tau * change
+        self.state = state + self.tau * np.array([x_dot, linear, theta_dot, angular])
         self._stop_at_walls()
         if self.render_mode == "human":
             self.render()
@@ -209,8 +209,7 @@ class PendulumSparse(PendulumUpright):
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         # Gymnasium draws within these half-widths about upright; half a turn makes it hang.
-        half_widths = {"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN}
-        super().reset(seed=seed, options=half_widths)
+        super().reset(seed=seed, options={"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN})
         self.state[0] += math.pi
         return self._get_obs(), {}
 
@@ -263,8 +262,7 @@ class PixelPendulum(PendulumEnv):
         return obs, float(reward), terminated, truncated, info
 
     def _get_obs(self) -> np.ndarray:
-        states = np.asarray(self.state, np.float32)[None]
-        picture = self._view.draw(states)[0].transpose(2, 0, 1)
+        picture = self._view.draw(np.asarray(self.state, np.float32)[None])[0].transpose(2, 0, 1)
         if self.background == "none":
             return np.ascontiguousarray(picture)
         return (picture / 255.0 * self.clouds()).astype(np.uint8)
@@ -274,9 +272,8 @@ class PixelPendulum(PendulumEnv):
         # Each (3, N_WAVES, 1, 1), against a grid of pixels.
         across, up, speed, phase = np.moveaxis(self.waves, -1, 0)[..., None, None]
         turns = across * self._grid + up * self._grid[:, None] + speed * self.time + phase
-        waves = np.sin(2 * math.pi * turns)
         # Divided so that the sum has a standard deviation of 1.
-        cloud = waves.sum(1) / math.sqrt(N_WAVES / 2)
+        cloud = np.sin(2 * math.pi * turns).sum(1) / math.sqrt(N_WAVES / 2)
         return 255 - 195 / (1 + np.exp(-2 * cloud))
 
 

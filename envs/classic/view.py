@@ -55,8 +55,7 @@ class Canvas(Recorded):
         pixels = screen.get_buffer().raw
         picture = Image.frombuffer("RGBX", screen.get_size(), pixels, "raw", "RGBX", 0, 1)
         # In memory it is blue, green, red; turning the small picture round costs less than turning the large one.
-        small = np.asarray(render.shrink(picture, size))
-        return np.ascontiguousarray(small[..., 2::-1])
+        return np.ascontiguousarray(np.asarray(render.shrink(picture, size))[..., 2::-1])
 
 
 _DRAW_THEN_COPY = (CartPoleEnv, MountainCarEnv, Continuous_MountainCarEnv, AcrobotEnv)
@@ -121,8 +120,7 @@ class ClassicPainter:
         count = int(min(lengths.max(initial=1), self.size))
         begin = np.maximum(begin, 0)
         start = np.minimum(begin, self.size - count).astype(np.int64)
-        index = start[:, None] + np.arange(count)
-        return start, centres.ravel()[index]
+        return start, centres.ravel()[start[:, None] + np.arange(count)]
 
     def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
         """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
@@ -163,8 +161,7 @@ class ClassicPainter:
         ys = np.trunc(across * sin + up * cos + y) + 0.5
         x_ends = (xs.min(axis=0), xs.max(axis=0))
         y_ends = (ys.min(axis=0), ys.max(axis=0))
-        margin = 2 + 2 * math.hypot(*self._pixel)
-        first, column, *pixels = self._window(x_ends, y_ends, margin)
+        first, column, *pixels = self._window(x_ends, y_ends, 2 + 2 * math.hypot(*self._pixel))
         # Opposite sides together cover what lies between them: their sum is 1 outside, 2 inside.
         sides = self._sides(xs, ys, *pixels)
         inside = sides[:2]
@@ -200,8 +197,7 @@ class ClassicPainter:
         width, height = self._pixel
         x = np.trunc(x) + 0.5
         y = np.trunc(y) + 0.5
-        margin = radius + 1 + math.hypot(width, height)
-        top, left, ys, xs = self._window((x, x), (y, y), margin)
+        top, left, ys, xs = self._window((x, x), (y, y), radius + 1 + math.hypot(width, height))
         dx = xs - x[:, None, None]
         dy = ys - y[:, None, None]
         distance = np.sqrt(dx * dx + dy * dy) + 1e-6

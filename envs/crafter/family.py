@@ -146,8 +146,7 @@ class Crafter(gym.Env):
         half = HALF_VIEW_CELLS
         self._map[half:-half, half:-half] = self.game._sem_view()
         x, y = player.pos
-        kinds = self._map[x : x + VIEW_CELLS, y : y + VIEW_CELLS].ravel()
-        flat[self._first_kind + kinds] = 1.0
+        flat[self._first_kind + self._map[x : x + VIEW_CELLS, y : y + VIEW_CELLS].ravel()] = 1.0
         # After the cells: inventory, facing, daylight, sleep.
         status = flat[self._cells_end :]
         status[:N_ITEMS] = [count / MAX_ITEM_COUNT for count in player.inventory.values()]
@@ -191,15 +190,11 @@ def _make_game() -> Any:
 def _caption(env: gym.Env, memory: Notes) -> str:
     player = simulator(env).player
     before = dict(memory)
-    memory["achievements"] = player.achievements.copy()
-    memory["health"] = player.health
-    memory["sleeping"] = player.sleeping
+    memory.update(achievements=player.achievements.copy(), health=player.health, sleeping=player.sleeping)
     if not before:
         return ""
-    events = []
-    for name, words in ACHIEVEMENT_WORDS.items():
-        if player.achievements[name] > before["achievements"][name]:
-            events.append(words)
+    counts = player.achievements
+    events = [words for name, words in ACHIEVEMENT_WORDS.items() if counts[name] > before["achievements"][name]]
     if player.health < before["health"]:
         events.append("was hurt" if player.health > 0 else "died")
     if player.sleeping and not before["sleeping"]:

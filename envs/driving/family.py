@@ -257,8 +257,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
         return False
     if is_racing(env.spec):
         tile = int(rng.integers(1 << 30))
-        aside = HALF_TRACK_M * rng.uniform(-2, 2)
-        _put_on_track(env, tile, aside, 0.5 * rng.normal())
+        _put_on_track(env, tile, HALF_TRACK_M * rng.uniform(-2, 2), 0.5 * rng.normal())
     else:
         _scatter_on_road(simulator(env), rng)
     return True
@@ -340,8 +339,7 @@ def _put_ahead(inner: Any, index: Any, along: float, aside: float, speed: float)
 
     lane = inner.road.network.get_lane(index)
     position = lane.position(along, aside)
-    other = IDMVehicle(inner.road, position, lane.heading_at(along), speed)
-    inner.road.vehicles.append(other)
+    inner.road.vehicles.append(IDMVehicle(inner.road, position, lane.heading_at(along), speed))
 
 
 def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) -> None:
@@ -361,7 +359,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     if is_racing(env.spec):
         return episode_return >= 900
     car = read(sense(env))
-    arrived = not has_route(env.spec) or car.completion == 1
+    arrived = not has_route(simulator(env).spec) or car.completion == 1
     is_safe = car.on_road and not car.crashed
     return bool(info.get("is_success", arrived and is_safe))
 

@@ -131,9 +131,7 @@ class Driving(Metrics):
 
 def _mean_size(values: np.ndarray) -> float:
     """The mean of absolute values, 0 for none."""
-    if not len(values):
-        return 0.0
-    return float(np.abs(values).mean())
+    return float(np.abs(values).mean()) if len(values) else 0.0
 
 
 def names(spec: EnvSpec) -> tuple[str, ...]:
@@ -148,7 +146,7 @@ def sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     if is_racing(env.spec):
         return np.array(_racing_vehicle(inner), np.float32)
-    return np.array(_road_vehicle(inner, env.spec), np.float32)
+    return np.array(_road_vehicle(inner), np.float32)
 
 
 def seconds(env: gym.Env) -> float:
@@ -185,10 +183,8 @@ def lanes(env: gym.Env) -> int:
     return len(inner.road.network.all_side_lanes(inner.vehicle.lane_index))
 
 
-def has_route(spec: EnvSpec | None) -> bool:
+def has_route(spec: EnvSpec) -> bool:
     """Whether `completion` measures a way rather than time."""
-    if spec is None:
-        return False
     return is_racing(spec) or spec.name.startswith(("merge", "roundabout", "intersection"))
 
 
@@ -197,28 +193,22 @@ def is_racing(spec: EnvSpec | None) -> bool:
     return spec is not None and "car_racing" in entry(spec)
 
 
-def _road_vehicle(inner: Any, spec: EnvSpec | None) -> Vehicle:
+def _road_vehicle(inner: Any) -> Vehicle:
     car = inner.vehicle
     lane = car.lane
     along, offset = lane.local_coordinates(car.position)
     origin, end, number = car.lane_index
     last_number = len(inner.road.network.graph[origin][end]) - 1
-    lane_share = 0.5
-    if last_number:
-        lane_share = number / last_number
-    speed_limit = lane.speed_limit
-    if speed_limit is None:
-        speed_limit = car.MAX_SPEED
     return Vehicle(
         speed=car.speed,
         lane_offset=offset,
         heading=lane.local_angle(car.heading, along),
         on_road=car.on_road,
         crashed=car.crashed,
-        completion=_completion(inner, spec),
+        completion=_completion(inner),
         gap=_gap(inner.road, car, along),
-        lane=lane_share,
-        speed_limit=speed_limit,
+        lane=number / last_number if last_number else 0.5,
+        speed_limit=car.MAX_SPEED if lane.speed_limit is None else lane.speed_limit,
     )
 
 
@@ -256,13 +246,11 @@ def _lanes_ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, fl
         yield lane, offset
 
 
-def _completion(inner: Any, spec: EnvSpec | None) -> float:
+def _completion(inner: Any) -> float:
     car = inner.vehicle
     config = inner.config
     network = inner.road.network
-    name = ""
-    if spec is not None:
-        name = spec.name
+    name = inner.spec.name
     if name.startswith("merge"):
         end = getattr(inner, "end_position", 0) or MERGE_END_M
         share = (car.position[0] - MERGE_START_M) / (end - MERGE_START_M)
@@ -281,7 +269,7 @@ def _completion(inner: Any, spec: EnvSpec | None) -> float:
         share = inner.time / config["duration"]
     else:
         share = 0.0
-    return min(max(float(share), 0.0), 1.0)
+    return float(np.clip(share, 0, 1))
 
 
 def _share(network: Any, nodes: tuple[str, ...], car: Any, start: float, stop: float | None = None) -> float:
@@ -289,7 +277,7 @@ def _share(network: Any, nodes: tuple[str, ...], car: Any, start: float, stop: f
     lanes = [network.graph[origin][end][0] for origin, end in itertools.pairwise(nodes)]
     nearest = min(lanes, key=lambda lane: lane.distance_with_heading(car.position, car.heading))
     before = sum(lane.length for lane in lanes[: lanes.index(nearest)])
-    along = min(max(nearest.local_coordinates(car.position)[0], 0.0), nearest.length)
+    along = np.clip(nearest.local_coordinates(car.position)[0], 0, nearest.length)
     if stop is None:
         stop = lanes[-1].length
     route_length = sum(lane.length for lane in lanes[:-1]) + stop
@@ -300,8 +288,7 @@ def _track(inner: Any) -> tuple[np.ndarray, int]:
     """CarRacing's track (tiles, 4): alpha, direction, x, y; and the number of the nearest tile."""
     track = np.asarray(inner.track)
     x, y = inner.car.hull.position
-    squared_distance = (track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2
-    return track, int(np.argmin(squared_distance))
+    return track, int(np.argmin((track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2))
 
 
 def _racing_vehicle(inner: Any) -> Vehicle:
@@ -326,6 +313,6 @@ def _racing_vehicle(inner: Any) -> Vehicle:
     )
 
 
-def wrap(angle: float) -> float:
+def wrap(angle: Array) -> Array:
     """The same direction in [-pi, pi)."""
-    return float((angle + math.pi) % (2 * math.pi) - math.pi)
+    return (angle + math.pi) % (2 * math.pi) - math.pi

@@ -50,8 +50,7 @@ class ProcMaze(CellWorld):
 
     def _begin(self) -> None:
         self.walls = maze(self.size, self.np_random)
-        cells = self.np_random.choice(self.size**2, 2, replace=False)
-        self.agent, self.goal = cells.tolist()
+        self.agent, self.goal = self.np_random.choice(self.size**2, 2, replace=False).tolist()
 
     def step(self, action: Any) -> EnvStep:
         # A wall to the left or above belongs to the cell before; index -1 is a cell at the edge.
@@ -63,8 +62,7 @@ class ProcMaze(CellWorld):
 
     def fewest_steps(self) -> int:
         """The least number of steps from here to the goal."""
-        steps = distances(next_cells(self.walls), [self.goal])
-        return int(steps[self.agent])
+        return int(distances(next_cells(self.walls), [self.goal])[self.agent])
 
     def _picture(self) -> np.ndarray:
         n = self.size
@@ -191,8 +189,7 @@ def next_cells(walls: np.ndarray) -> np.ndarray:
     size = round(len(right) ** 0.5)
     # Index -1 wraps around to a cell at the edge, whose wall stops the agent as it should.
     blocked = np.stack([right[cells - 1], right, below[cells - size], below], 1)
-    targets = cells[:, None] + [-1, 1, -size, size]
-    return np.where(blocked, cells[:, None], targets)
+    return np.where(blocked, cells[:, None], cells[:, None] + [-1, 1, -size, size])
 
 
 def distances(ways: np.ndarray, ends: Any) -> np.ndarray:

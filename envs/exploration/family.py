@@ -124,9 +124,7 @@ class NoisyRooms(CellWorld):
         self.codes: np.ndarray | None = None
         if code == "dense":
             # Uniform in [-1, 1] and part of the environment, so the same in every run.
-            rng = np.random.default_rng(0)
-            codes = rng.uniform(-1.0, 1.0, (self.n_cells, dense_size))
-            self.codes = codes.astype(np.float32)
+            self.codes = np.random.default_rng(0).uniform(-1.0, 1.0, (self.n_cells, dense_size)).astype(np.float32)
             self._setup(render_mode, dense_size + bits, len(MOVES), low=-1.0)
         else:
             self._setup(render_mode, self.n_cells + bits, len(MOVES))

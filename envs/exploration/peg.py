@@ -65,8 +65,7 @@ class Peg(CellWorld):
         is_open = (above > 0) | is_in_hole
         plan = np.where(is_open[..., None], FLOOR_RGB, WALL_RGB)
         plan = plan.astype(np.uint8)
-        tip = self._obs()[:3]
-        side, up = _seen_from(tip, *points)
+        side, up = _seen_from(self._obs()[:3], *points)
         is_peg = (np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)
         plan[is_peg] = AGENT
         return enlarge(plan)
@@ -118,14 +117,11 @@ def next_pose(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> A
     above = xp.clip(above + up, -1, 1)
     angle = xp.clip(angle + turn, -1, 1)
     # The walls of the hole hold a peg that is in it.
-    beside_in_hole = xp.clip(beside, -eps, eps)
-    beside = xp.where(inside, beside_in_hole, beside)
-    angle_in_hole = xp.clip(angle, -eps, eps)
-    angle = xp.where(inside, angle_in_hole, angle)
+    beside = xp.where(inside, xp.clip(beside, -eps, eps), beside)
+    angle = xp.where(inside, xp.clip(angle, -eps, eps), angle)
     # The surface stops a peg that does not fit.
     fits = (abs(beside) <= eps) & (abs(angle) <= eps)
-    above_surface = xp.clip(above, 0, 1)
-    above = xp.where(fits, above, above_surface)
+    above = xp.where(fits, above, xp.clip(above, 0, 1))
     return xp.stack([beside, above, angle], -1)
 
 
@@ -150,8 +146,7 @@ def demonstrator(obs: np.ndarray) -> np.ndarray:
     right = np.clip(-beside / SPEED, -1, 1)
     up = np.clip(way_up / SPEED, -1, 1)
     x, y = rotate(np, right, up, hole_angle)
-    action = np.stack([x, y, -angle / SPEED], -1)
-    return np.clip(action, -1, 1).astype(np.float32)
+    return np.clip(np.stack([x, y, -angle / SPEED], -1), -1, 1).astype(np.float32)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool:

@@ -37,8 +37,7 @@ class Probe(gym.Env):
         self.kind = kind
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        n_actions = {"policy": 2, "joint": 2, "arms": 3}.get(kind, 1)
-        self.action_space = spaces.Discrete(n_actions)
+        self.action_space = spaces.Discrete({"policy": 2, "joint": 2, "arms": 3}.get(kind, 1))
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed)

@@ -58,8 +58,7 @@ _NETHACK_AIMS = {
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
-    blstats = inner.last_observation[inner._blstats_index]
-    return blstats[_SIGNAL_COLUMNS].astype(np.float32)
+    return inner.last_observation[inner._blstats_index][_SIGNAL_COLUMNS].astype(np.float32)
 
 
 class Delving(Metrics):
@@ -158,16 +157,13 @@ def _arguments(spec: EnvSpec, arguments: Options, frame_size: int | None) -> Opt
     if not _is_minihack(spec):
         defaults["max_episode_steps"] = MAX_GAME_STEPS
     mode = arguments.get("render_mode")
-    if mode == "rgb_array":
-        # NLE's name for an array of tiles.
-        mode = "pixel"
-    return {**defaults, **arguments, "render_mode": mode}
+    # NLE's name for an array of tiles is "pixel".
+    return {**defaults, **arguments, "render_mode": "pixel" if mode == "rgb_array" else mode}
 
 
 def _caption(env: gym.Env, memory: Notes) -> str:
     inner = simulator(env)
-    message_buffer = bytes(inner.last_observation[inner._message_index])
-    message = message_buffer.split(b"\0", 1)[0]
+    message = bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0]
     reads_line = bool(inner.last_observation[inner._internal_index][2])
     text = _hide_typed_words(message, reads_line, memory)
     if env.has_wrapper_attr("status") and env.get_wrapper_attr("status"):
@@ -199,10 +195,8 @@ def _hide_typed_words(message: bytes, reads_line: bool, memory: Notes) -> str:
 def _aim(spec: EnvSpec) -> str:
     if _is_minihack(spec):
         return "Do what the level asks: as a rule, reach the stairs down alive."
-    for name, aim in _NETHACK_AIMS.items():
-        if spec.name.startswith(f"NetHack{name}"):
-            return aim
-    return _NETHACK_AIMS["Score"]
+    aims = (aim for name, aim in _NETHACK_AIMS.items() if spec.name.startswith(f"NetHack{name}"))
+    return next(aims, _NETHACK_AIMS["Score"])
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from envs.batched.base import BatchedEnv, Outcome, State
 from envs.batched.highway.view import CAR, WIDTH, RoadPainter
-from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, Vehicle
+from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, Vehicle, wrap
 from envs.transitions import index_obs
 from envs.types import Array
 
@@ -177,10 +177,8 @@ class BatchedHighway(BatchedEnv):
         slow, fast = config["reward_speed_range"]
         forward = self.state["speed"][:, 0] * np.cos(self.state["heading"][:, 0])
         reward = collision_reward * self.state["crashed"][:, 0]
-        lane_share = self.state["target"][:, 0] / max(self._lanes - 1, 1)
-        reward = reward + right_lane_reward * lane_share
-        speed_share = (forward - slow) / (fast - slow)
-        reward += high_speed_reward * np.clip(speed_share, 0, 1)
+        reward = reward + right_lane_reward * (self.state["target"][:, 0] / max(self._lanes - 1, 1))
+        reward += high_speed_reward * np.clip((forward - slow) / (fast - slow), 0, 1)
         if config["normalize_reward"]:
             best = high_speed_reward + right_lane_reward
             reward = (reward - collision_reward) / (best - collision_reward)
@@ -224,8 +222,7 @@ class BatchedHighway(BatchedEnv):
 
     def _show(self, rows: Array) -> None:
         if "signals" in self.modalities:
-            state = index_obs(self.state, rows)
-            self.modalities["signals"][rows] = self._sense(state, rows)
+            self.modalities["signals"][rows] = self._sense(index_obs(self.state, rows), rows)
         if "frame" in self.modalities:
             parts = {key: self.state[key][rows] for key in ("x", "y", "heading", "crashed")}
             self.modalities["frame"][rows] = self._painter.draw(**parts)
@@ -240,8 +237,7 @@ class BatchedHighway(BatchedEnv):
         # The gap is measured to the nearest car ahead that reaches into the agent's lane.
         ahead = x[:, 1:] - x[:, :1]
         in_lane = np.abs(y[:, 1:] - centre[:, None]) <= WIDTH / 2 + 1
-        bumper_gap = np.maximum(ahead - CAR_LENGTH, 0.0)
-        gaps = np.where((ahead >= 0) & in_lane, bumper_gap, CLEAR_GAP_M)
+        gaps = np.where((ahead >= 0) & in_lane, np.maximum(ahead - CAR_LENGTH, 0.0), CLEAR_GAP_M)
 
         seconds = self._steps[rows] / self.config["policy_frequency"]
         lane_share = np.full(len(x), 0.5)
@@ -250,7 +246,7 @@ class BatchedHighway(BatchedEnv):
         signals = Vehicle(
             speed=state["speed"][:, 0],
             lane_offset=y[:, 0] - centre,
-            heading=wrap_angle(state["heading"][:, 0]),
+            heading=wrap(state["heading"][:, 0]),
             on_road=self._on_road(state),
             crashed=state["crashed"][:, 0],
             completion=np.clip(seconds / self.config["duration"], 0, 1),
@@ -265,11 +261,6 @@ def nonzero(x: np.ndarray) -> np.ndarray:
     """`x`, but at least 0.01 away from zero."""
     smallest = np.where(x >= 0, 1e-2, -1e-2)
     return np.where(np.abs(x) > 1e-2, x, smallest)
-
-
-def wrap_angle(angle: np.ndarray) -> np.ndarray:
-    """The same angle in [-pi, pi)."""
-    return (angle + np.pi) % (2 * np.pi) - np.pi
 
 
 def closest_lane(y: np.ndarray, lanes: int) -> np.ndarray:
@@ -341,8 +332,7 @@ class Traffic:
         behind = np.where(in_lane, self._ranks, -1)
         self._ahead = np.full_like(ahead, self._cars)
         self._behind = np.full_like(behind, -1)
-        nearest_ahead = np.minimum.accumulate(ahead[..., :0:-1], axis=-1)
-        self._ahead[..., :-1] = nearest_ahead[..., ::-1]
+        self._ahead[..., :-1] = np.minimum.accumulate(ahead[..., :0:-1], axis=-1)[..., ::-1]
         self._behind[..., 1:] = np.maximum.accumulate(behind[..., :-1], axis=-1)
 
     def neighbours(self, cars: np.ndarray, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -368,8 +358,7 @@ class Traffic:
         """The acceleration of K cars behind others, by a driver whose exponent is `delta`, in m/s^2."""
         speed = np.maximum(self._speed[car], 0)
         free = 1 - (speed / self._target_speed[car]) ** delta
-        distance = self._x[ahead] - self._x[car]
-        gap = nonzero(distance)
+        gap = nonzero(self._x[ahead] - self._x[car])
         crowding = (self._desired_distance(car, ahead) / gap) ** 2
         return _COMFORT_ACCELERATION * free - _COMFORT_ACCELERATION * crowding
 
@@ -459,9 +448,8 @@ class Traffic:
         lateral_command = _KP_LATERAL * (WIDTH * state["target"] - y) / nonzero_speed
         heading_command = np.arcsin(np.clip(lateral_command, -1, 1))
         heading_command = np.clip(heading_command, -np.pi / 4, np.pi / 4)
-        yaw_rate = _KP_HEADING * wrap_angle(heading_command - heading)
-        sine_of_slip = half_length / nonzero_speed * yaw_rate
-        slip = np.arcsin(np.clip(sine_of_slip, -1, 1))
+        yaw_rate = _KP_HEADING * wrap(heading_command - heading)
+        slip = np.arcsin(np.clip(half_length / nonzero_speed * yaw_rate, -1, 1))
         slip = np.clip(slip, -_MAX_SLIP, _MAX_SLIP)
         slip[crashed] = 0.0
 

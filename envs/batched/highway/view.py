@@ -121,8 +121,7 @@ class RoadPainter:
         sprite[body] = _BODY_SHADE
         front = tyre + length - _HEADLIGHT_LENGTH
         for y in (middle - 1.4 * breadth / 3, middle + 0.6 * breadth / 5):
-            headlight = rectangle(front, y, _HEADLIGHT_LENGTH, _HEADLIGHT_BREADTH)
-            sprite[headlight] = _HEADLIGHT_SHADE
+            sprite[rectangle(front, y, _HEADLIGHT_LENGTH, _HEADLIGHT_BREADTH)] = _HEADLIGHT_SHADE
         inner = sprite[body][1:-1, 1:-1].copy()
         sprite[body] = _EDGE_SHADE
         sprite[body][1:-1, 1:-1] = inner
@@ -152,8 +151,7 @@ class RoadPainter:
         is_visible = np.abs(2 * across - self._width) < self._width + 100
         is_visible &= np.abs(2 * down - self._height) < self._height + 100
         heading = np.where(np.abs(heading) > _MIN_TURN, heading, 0.0)
-        is_agent = np.arange(x.shape[1]) == 0
-        colour = np.where(crashed, 2, is_agent)
+        colour = np.where(crashed, 2, np.arange(x.shape[1]) == 0)
 
         is_straight = heading == 0
         is_alone = self._find_lonely_cars(x, y) & is_straight
@@ -163,8 +161,7 @@ class RoadPainter:
         poses = (across, down, colour, heading)
         other_block, other_change = self._draw_pixels(other_cars, poses, marks, kinds)
         block = np.concatenate([straight_block, other_block], -1)
-        change = np.concatenate([straight_change, other_change], -1)
-        picture = self._blend(road, block, change)
+        picture = self._blend(road, block, np.concatenate([straight_change, other_change], -1))
         if self._rows.is_small:
             picture = picture.take(self._rows.spread, 1).take(self._columns.spread, 2)
         return picture
@@ -238,8 +235,7 @@ class RoadPainter:
         # The change of every block that a car touches, (cars, 3, rows, columns).
         body = self._body_change[colour[cars]]
         change = row_shares[:, None] @ body @ column_shares[:, None].swapaxes(2, 3)
-        road = cars[0][:, None, None]
-        block = self._block_number(road, row[:, :, None], column[:, None])
+        block = self._block_number(cars[0][:, None, None], row[:, :, None], column[:, None])
         return block, change.swapaxes(0, 1).reshape(3, -1)
 
     def _draw_pixels(self, cars: Cars, poses: tuple[np.ndarray, ...], marks: np.ndarray, kinds: np.ndarray) -> Changes:
@@ -262,8 +258,7 @@ class RoadPainter:
         self._last_drawn[pixel] = turn
         is_seen = self._last_drawn[pixel] == turn
 
-        on_line = marks[road, kinds[road, row], column]
-        under = np.where(on_line, WHITE, ROAD_GREY_LEVEL)
+        under = np.where(marks[road, kinds[road, row], column], WHITE, ROAD_GREY_LEVEL)
         block_row = self._rows.block[row]
         block_column = self._columns.block[column]
         pixel_share = self._rows.share[block_row] * self._columns.share[block_column]
@@ -284,8 +279,7 @@ class RoadPainter:
         height, width = self._sprite.shape
         v = np.clip(v, 0, height - 1)
         u = np.clip(u, 0, width - 1)
-        shade = self._sprite[v, u]
-        return down + dy, across + dx, shade
+        return down + dy, across + dx, self._sprite[v, u]
 
     def _block_number(self, road: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
         """The numbers of blocks, int (P,)."""
@@ -301,8 +295,7 @@ class RoadPainter:
         rank = np.empty(road.size, np.int64)
         rank[changed] = np.arange(len(changed))
         rank = rank[block]
-        grey = (road + 0.5).astype(np.uint8)
-        picture = np.repeat(grey.reshape(-1, 1), 3, 1)
+        picture = np.repeat((road + 0.5).astype(np.uint8).reshape(-1, 1), 3, 1)
         for channel in range(3):
             mean = road.ravel()[changed]
             mean = mean + np.bincount(rank, change[channel], len(changed))
@@ -322,21 +315,18 @@ class _Blocks:
     def __init__(self, length: int, size: int) -> None:
         self.is_small = length < size
         count = min(length, size)
-        starts = np.arange(count) * (length / count)
-        self._starts = (starts + 0.5).astype(np.int64)
+        self._starts = (np.arange(count) * (length / count) + 0.5).astype(np.int64)
         counts = np.diff(self._starts, append=length)
         # What one pixel contributes to a block, (count,); the block of each pixel, (length,); and
         # the block that is to be seen at each place of a picture that is larger than the screen,
         # (size,).
         self.share = 1 / counts
         self.block = np.repeat(np.arange(count), counts)
-        spread = (np.arange(size) + 0.5) * (count / size)
-        self.spread = spread.astype(np.int64)
+        self.spread = ((np.arange(size) + 0.5) * (count / size)).astype(np.int64)
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Means over blocks of the last axis."""
-        sums = np.add.reduceat(x.astype(np.float64), self._starts, -1)
-        return sums * self.share
+        return np.add.reduceat(x.astype(np.float64), self._starts, -1) * self.share
 
     def cover(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The blocks, int (C, B), that C runs of L `pixels` (C, L) lie in, and what each gives to them, (C, B, L)."""
@@ -346,5 +336,4 @@ class _Blocks:
         blocks = block[:, :1] + np.arange(breadth)
         is_in_block = blocks[:, :, None] == block[:, None]
         pixel_share = self.share[block] * inside
-        shares = is_in_block * pixel_share[:, None]
-        return np.minimum(blocks, len(self.share) - 1), shares
+        return np.minimum(blocks, len(self.share) - 1), is_in_block * pixel_share[:, None]
