@@ -15,6 +15,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -357,8 +358,10 @@ def _import_module(module: str, env_id: str) -> None:
         importlib.import_module(module)
     # What importing executes may raise anything.
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and "[" in install_module(module):
-            raise ImportError(_missing_package_sentence(env_id, module, error)) from None
+        command = install_module(module)
+        if isinstance(error, ModuleNotFoundError) and "[" in command:
+            sentence = f"environment {env_id!r} needs the package {package_of(module)} ({error}); {command}"
+            raise ImportError(sentence) from None
         raise ValueError(
             f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the name"
         ) from None
@@ -414,19 +417,13 @@ def _import_family_of(name: str) -> None:
 
     for family in sorted(families().values(), key=is_unlike):
         if family.module is not None:
-            try:
-                importlib.import_module(family.module)
             # A missing package is passed over unless it brings this id.
-            except ImportError as error:
-                words = {env_id.partition("-")[0] for env_id in family.ids}
-                if name.partition("-")[0] in words:
-                    raise ImportError(_missing_package_sentence(name, family.module.partition(".")[0], error)) from None
+            words = {env_id.partition("-")[0] for env_id in family.ids}
+            is_of_family = name.partition("-")[0] in words
+            with explain_missing(f"environment {name!r}") if is_of_family else suppress(ImportError):
+                importlib.import_module(family.module)
         if name in registry:
             return
-
-
-def _missing_package_sentence(env_id: str, module: str, error: Exception) -> str:
-    return f"environment {env_id!r} needs the package {package_of(module)} ({error}); {install_module(module)}"
 
 
 def _stem(env_id: str) -> str:

@@ -80,8 +80,7 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
 
 def by_environment(batch: Transitions) -> Transitions:
     """A rollout (T, N) -> its valid transitions, flat, one environment after the other, so that episodes stay whole."""
-    count = batch.shape[0] * batch.shape[1]
-    return batch.map(lambda x: x.swapaxes(0, 1).reshape(count, *x.shape[2:]))[batch.valid.T.ravel()]
+    return batch.map(lambda x: x.swapaxes(0, 1)).flatten()[batch.valid.T.ravel()]
 
 
 def episodes(batch: Transitions) -> list[slice]:

@@ -169,10 +169,7 @@ class Crafter(gym.Env):
 @functools.cache
 def _make_game() -> Any:
     """The package's environment, made deterministic, which renders only on request."""
-    try:
-        from crafter import Env
-    except ImportError as error:
-        raise ImportError(f'Crafter needs the package crafter ({error}); pip install "lodestar-rl[crafter]"') from None
+    from crafter import Env
 
     class Game(Env):
         def _balance_chunk(self, chunk: Any, objs: Any) -> None:

@@ -17,11 +17,7 @@ import functools
 from typing import Any
 
 import numpy as np
-
-try:
-    from nle import nethack
-except ImportError as error:
-    raise ImportError(f"NetHack needs the package nle ({error}); pip install 'lodestar-rl[nethack]'") from None
+from nle import nethack
 from nle.env.base import NLE, SKIP_EXCEPTIONS
 from nle.env.tasks import TASK_ACTIONS
 

@@ -231,4 +231,7 @@ def test_without_the_package_one_sentence_says_what_to_install():
         "except ImportError as error: print(error)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert said.startswith("Crafter needs the package crafter (") and 'pip install "lodestar-rl[crafter]"' in said
+    assert (
+        said.startswith("environment 'lodestar/Crafter-v0' needs the package crafter (")
+        and "pip install 'lodestar-rl[crafter]'" in said
+    )
