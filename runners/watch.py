@@ -56,19 +56,14 @@ class WatchConfig(Settings):
         if self.out and Path(self.out).suffix not in (".mp4", ".gif"):
             raise UsageError(f"out={self.out} is neither a video nor a gif; give a name that ends with .mp4 or .gif")
         if self.out.endswith(".mp4"):
-            refuse_without_ffmpeg(self.out)
+            from lodestar.video import INSTALL_FFMPEG, find_ffmpeg
+
+            if not find_ffmpeg():
+                raise UsageError(f"out={self.out} needs ffmpeg; {INSTALL_FFMPEG}, or give a name that ends with .gif")
         if self.out and self.window == "true":
             raise UsageError(f"out={self.out} writes a file and window=true opens a window; give one of them")
         if self.window == "true" and not has_screen():
             raise UsageError("window=true needs a screen, and there is none; give out=video.mp4")
-
-
-def refuse_without_ffmpeg(out: str) -> None:
-    """Raise a UsageError where no mp4 can be written."""
-    from lodestar.video import INSTALL_FFMPEG, find_ffmpeg
-
-    if not find_ffmpeg():
-        raise UsageError(f"out={out} needs ffmpeg; {INSTALL_FFMPEG}, or give a name that ends with .gif")
 
 
 def has_screen() -> bool:

@@ -435,6 +435,13 @@ class InProcessVecEnv(DummyVecEnv):
     def step_async(self, actions: np.ndarray) -> None:
         self.actions = np.asarray(actions, self.action_space.dtype)
 
+    def snapshot(self) -> list[StateDict]:
+        return self.env_method("snapshot")
+
+    def restore(self, states: Sequence[StateDict]) -> None:
+        for index, state in enumerate(states):
+            self.env_method("restore", state, indices=index)
+
 
 class WorkerVecEnv(VecEnv):
     """`envs.vector.workers.Workers` as an SB3 VecEnv: shared arrays, and a worker that is lost is replaced.

@@ -79,7 +79,7 @@ class Recorder:
         self._episodes = (folder / "episodes.csv").open("w", encoding="utf-8")
         print(EPISODES_HEADER, file=self._episodes, flush=True)
         # The alarm comes first, as the log writes what it adds.
-        self.writers = [Alarm(TASK_RETURN, LEARNED_RETURN, say), CSVLog(folder / "metrics.csv")]
+        self.writers = [Alarm(say), CSVLog(folder / "metrics.csv")]
 
     def add(self, step: AuditedStep) -> None:
         """Take in a step, and write what is complete with it."""

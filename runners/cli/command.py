@@ -19,6 +19,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,8 @@ class Command:
             # A program may append an argument to replace another one; who types both has made a mistake.
             if is_typed:
                 refuse_twice(argv)
-            if not is_typed or not self.busy:
-                return self._run(argv)
-            with signs_of_life(self.busy):
-                return self._run(argv)
+            with signs_of_life(self.busy) if is_typed and self.busy else nullcontext():
+                return self.run(argv if self.config is None else self.parse(argv)) or 0
         except UsageError as error:
             # The most frequent error is shown without the slow imports below.
             return print_failure(error.exit_code, mask_secrets(str(error)), error)
@@ -100,9 +99,6 @@ class Command:
         if self.stopped:
             print(self.stopped)
         return code
-
-    def _run(self, argv: list[str]) -> int:
-        return self.run(argv if self.config is None else self.parse(argv)) or 0
 
     def parse(self, argv: list[str]) -> Any:
         """The Config that the arguments describe, else a UsageError; a ValueError if it refuses a value."""

@@ -299,23 +299,19 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Ki
 
 def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names: list[str]) -> None:
     """Refuse unknown keys as far as the sources of the classes tell, without torch, which is slow to import."""
-    declared = {"agent": declared_fields("agent", agent)}
-    for name in names:
-        declared[f"reward.{name}"] = declared_fields("reward", name)
     keys = [*kinds]
-    for owner, options in declared.items():
-        for option in options:
-            keys.append(f"{owner}.{option}")
-    # The classes of other packages are not read.
-    if not all(declared.values()):
-        return
+    owners = {"agent": ("agent", agent)} | {f"reward.{name}": ("reward", name) for name in names}
+    for owner, place in owners.items():
+        options = declared_fields(*place)
+        # The classes of other packages are not read.
+        if not options:
+            return
+        keys += map(f"{owner}.{{}}".format, options)
     for key in values:
         owner = key.rpartition(".")[0]
-        if not owner or owner in declared:
-            _refuse_unknown(key, keys, values, env, names)
         # Whether the task's reward is used, too, is known when the others are imported.
-        elif owner.removeprefix("reward.") not in rewards.names():
-            _refuse_unknown(key, kinds, values, env, names)
+        if not owner or owner in owners or owner.removeprefix("reward.") not in rewards.names():
+            _refuse_unknown(key, keys, values, env, names)
 
 
 def _refuse_unknown(key: str, keys: Collection[str], values: Values, env: str, names: list[str]) -> None:

@@ -113,8 +113,6 @@ class Fleet(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, n)
         self.action_space = batch_space(self.single_action_space, n)
         self.has_reset = False
-        # Whether a snapshot costs no waiting.
-        self.holds = self.lag == 0
         # Actors that were replaced, rollouts that came, and rollouts that never will.
         self.restarts = 0
         self.delivered = 0

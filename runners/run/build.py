@@ -24,7 +24,7 @@ import rewards
 from envs import render
 from envs.datasets.recordings import RecordedEnvs, read_recordings
 from envs.family import OTHER, family_of
-from envs.make import goals, make, make_vec
+from envs.make import goals, make, make_vec, spec_of
 from envs.masks import has_mask, sizes
 from envs.transitions import Transitions
 from lodestar.memory import memory, refuse_beyond
@@ -280,8 +280,6 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
 
 def refuse_without_captions(config: TrainConfig, mix: Mix) -> None:
     """A UsageError where a reward reads captions and neither the environment nor its family writes any."""
-    from envs.make import make, spec_of
-
     if family_of(spec_of(config.env)).caption is not OTHER.caption:
         return
     with closing(make(config.env, **config.env_options)) as env:

@@ -83,7 +83,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         (temporary / STATE_FILE).write_text(json.dumps({"step": step, "tree": tree}))
         files = {ARRAYS_FILE: _fingerprint(temporary / ARRAYS_FILE), STATE_FILE: _fingerprint(temporary / STATE_FILE)}
         manifest = {"format": CHECKPOINT_FORMAT, "step": step, "files": files, "versions": versions()}
-        manifest["sha256"] = _digest(manifest)
+        manifest["sha256"] = digest(manifest)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for name in (ARRAYS_FILE, STATE_FILE, MANIFEST):
             _sync(temporary / name)
@@ -138,7 +138,7 @@ def read(path: Path) -> tuple[Any, int]:
     """Read one checkpoint folder after checking it against its manifest: (state, step)."""
     try:
         manifest = json.loads(read_text(path / MANIFEST))
-        if manifest.pop("sha256") != _digest(manifest):
+        if manifest.pop("sha256") != digest(manifest):
             raise CheckpointError(f"checkpoint file {path / MANIFEST} is corrupt (its SHA-256 differs)")
         files = dict(manifest["files"])
         if manifest["format"] != CHECKPOINT_FORMAT:
@@ -213,15 +213,15 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def digest(data: Any) -> str:
+    """The SHA-256 of plain data, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     try:
         with open_file(path, HUGE) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"size": path.stat().st_size, "sha256": digest}
+            return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     except (FileNotFoundError, NoRegularFile) as error:
         raise CheckpointError(f"checkpoint file {path} is missing, or no regular file ({error})") from None
 

@@ -166,16 +166,13 @@ class TrainConfig(Settings):
     def _check_cluster(self) -> None:
         if not re.fullmatch(f"none|{ADDRESS}", self.cluster):
             raise UsageError(f"cluster={self.cluster} is no address of a cluster; give none, auto, local or host:port")
-        if self.cluster != "none":
-            self._refuse_cluster_agent()
+        if self.cluster == "none":
+            for name, default in (("workers", 1), ("lag", 0), ("servers", 0)):
+                value = getattr(self, name)
+                if value != default:
+                    raise UsageError(f"{name}={value} is for actors on a cluster; give cluster=auto with it")
             return
-        for name, default in (("workers", 1), ("lag", 0), ("servers", 0)):
-            value = getattr(self, name)
-            if value != default:
-                raise UsageError(f"{name}={value} is for actors on a cluster; give cluster=auto with it")
-
-    def _refuse_cluster_agent(self) -> None:
-        """A UsageError for an agent whose acting and learning cannot be in two processes."""
+        # Acting and learning are in two processes.
         if self.agent_name in ("sac", "dqn"):
             raise UsageError(
                 f"cluster={self.cluster} cannot divide the loop of agent={self.agent_name}, which is "

@@ -72,7 +72,8 @@ class RunFolder:
     def is_finished(self, config: TrainConfig) -> bool:
         """Whether the run of this configuration has ended here, with as many steps as it asks for."""
         status = self.status()
-        return status.get("state") == "finished" and _is_same(config, self.path, status)
+        same_length = status.get("total", config.total_timesteps) == config.total_timesteps
+        return status.get("state") == "finished" and same_length and _continues(config, self.path, status)
 
     def status(self) -> dict[str, Any]:
         """The contents of status.json; empty for a new run."""
@@ -169,23 +170,16 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     if folder is None:
         pid = read_status(path).get("pid", "unknown")
         raise InUse(f"{given} is in use by process {pid}; wait for it, or give another run_dir")
-    if status:
-        try:
-            _check_continues(config, path, status)
-        except UsageError:
-            folder.close()
-            raise
-    return folder
-
-
-def _check_continues(config: TrainConfig, path: Path, status: dict[str, Any]) -> None:
-    """A UsageError if the run that a named folder holds is not to be continued by this command."""
-    given = f"run_dir={config.run_dir}"
-    if not _is_same(config, path, status) and not _extends(config, path, status):
+    problem = ""
+    if status and not _continues(config, path, status):
         fix = "give another run_dir, or the values of that run to continue it"
-        raise UsageError(f"{given} holds another run ({_differences(config, path)}); {fix}")
-    if config.resume == "never":
-        raise UsageError(f"{given} holds a run already and resume=never; give another run_dir")
+        problem = f"holds another run ({_differences(config, path)}); {fix}"
+    elif status and config.resume == "never":
+        problem = "holds a run already and resume=never; give another run_dir"
+    if problem:
+        folder.close()
+        raise UsageError(f"{given} {problem}")
+    return folder
 
 
 def _is_untouched(path: Path) -> bool:
@@ -214,25 +208,19 @@ def _continuable_runs(config: TrainConfig) -> list[Path]:
     shorter = []
     for path in sorted(config.folder().absolute().glob("*/"), reverse=True):
         status = _status(path)
-        if status.get("exit_code") == NUMERICAL:
+        if status.get("exit_code") == NUMERICAL or not _continues(config, path, status):
             continue
-        if status.get("state") != "finished" and _is_same(config, path, status):
-            same.append(path)
-        elif _extends(config, path, status):
+        if status.get("total", config.total_timesteps) < config.total_timesteps:
             shorter.append(path)
+        elif status.get("state") != "finished":
+            same.append(path)
     return same + shorter
 
 
-def _is_same(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
-    """Whether a folder holds this run, of the same length."""
-    same_length = status.get("total", config.total_timesteps) == config.total_timesteps
-    return same_length and has_key(path, status, config.key())
-
-
-def _extends(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
-    """Whether this is the run of that folder, for more steps."""
+def _continues(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
+    """Whether this is the run of that folder, for as many steps or more."""
     before = status.get("total", config.total_timesteps)
-    return before < config.total_timesteps and has_key(path, status, config.key(before))
+    return before <= config.total_timesteps and has_key(path, status, config.key(before))
 
 
 def has_key(path: Path, status: dict[str, Any], key: str) -> bool:

@@ -157,6 +157,11 @@ class Ticker:
             print(f"{self.what}: {where.format(*values)}", flush=True)
 
 
+def number_text(value: float | None) -> str:
+    """A number to four digits; - where there is none."""
+    return "-" if value is None else f"{value:.4g}"
+
+
 def clock(seconds: float) -> str:
     """As in 0:07, 12:30 or 3:05:00; ?:?? for infinity."""
     if seconds == float("inf"):

@@ -69,16 +69,21 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
 
 def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
     """The policy that `runners.offline out=` wrote; a UsageError if it is none, a ValueError for other spaces."""
-    try:
-        with safe_open(regular(path.resolve()), "np") as file:
-            kind = (file.metadata() or {}).get("agent", "")
-    except SafetensorError as error:
-        raise UsageError(f"{path} is no safetensors file ({error}); give one of runners.offline") from None
+    kind = _agent_in_file(path)
     if kind not in OFFLINE:
         raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
     agent: Any = load_env_creator(OFFLINE[kind])
     with networks_that_fit(_max_unfolded_size(path)):
         return agent.load(str(path), observation_space, action_space)
+
+
+def _agent_in_file(path: Path, key: str = "") -> str:
+    """The class that a file of weights names, or ""; a UsageError, about the `key` that named the file, if it is none."""
+    try:
+        with safe_open(regular(path.resolve()), "np") as file:
+            return (file.metadata() or {}).get("agent", "")
+    except SafetensorError as error:
+        raise UsageError(f"{key}{path} is no safetensors file ({error}); give one of runners.offline") from None
 
 
 def _from_zip(path: Path, observation_space: Space, action_space: Space) -> Any:
@@ -191,12 +196,7 @@ def _begin_with_file(config: TrainConfig, path: Path, model: Any) -> list[str]:
         raise UsageError(
             f"init_from={path} is a file of a policy, for agent=ppo or dyna; give a run's folder for init=rewards"
         )
-    try:
-        with safe_open(regular(path.resolve()), "np") as file:
-            kind = (file.metadata() or {}).get("agent")
-    except SafetensorError as error:
-        raise UsageError(f"init_from={path} is no safetensors file ({error}); give one of runners.offline") from None
-    if kind == type(model).__name__:
+    if _agent_in_file(path, "init_from=") == type(model).__name__:
         other = type(model).load(str(path), model.envs, device=str(model.device))
         model.start_from(other.get_state(), list(other.scorer.streams))
         return ["agent"]

@@ -40,7 +40,7 @@ from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
-from runners.run.output import SIGN_OF_LIFE_S, activity, clock, plain_text, style_stream
+from runners.run.output import SIGN_OF_LIFE_S, activity, clock, number_text, plain_text, style_stream
 from runners.run.value import is_float
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class Saver(BaseCallback):
         self.coverage = parts.coverage
         self.mix = parts.mix
         self.driver = cast(Any, parts.driver)
-        self.every = config.checkpoint_every
-        self.log_every = config.log_every or LOG_EVERY
+        self.config = config
         # The error of the last save; None once one succeeded again.
         self.storage_error: str | None = None
         # To be restored at the first rollout.
@@ -105,9 +104,9 @@ class Saver(BaseCallback):
         self._held: tuple[Any, int] | None = None
 
     def _init_callback(self) -> None:
+        # Workers and actors say so when one of them was replaced; no other environments call it.
         workers: Any = self.training_env.unwrapped
-        if hasattr(workers, "say"):
-            workers.say = self._note_restart
+        workers.say = self._note_restart
 
     def capture(self) -> dict[str, Any]:
         """Everything the run needs to continue from here; valid between two rollouts."""
@@ -119,7 +118,7 @@ class Saver(BaseCallback):
             "masked": getattr(agent, "masked", False),
             "mix": self.mix.state_dict(),
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
-            "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
+            "envs": venv.snapshot(),
             "random": random_state(),
             "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
             "evaluator": state_of(self.evaluator),
@@ -141,7 +140,10 @@ class Saver(BaseCallback):
         if training:
             if state["driver"] is not None:
                 self.driver.load_state_dict(state["driver"])
-            self._restore_envs(state["envs"])
+            if "parts" in state["envs"] and self.config.cluster == "none":
+                raise UsageError("this run was saved by several actors; continue it with cluster=auto and workers=")
+            venv: Any = self.training_env
+            venv.restore(state["envs"])
             self._saved = model.num_timesteps
             self._logged = state["log"]["rows"]
             self._record(state["log"]["pending"])
@@ -150,16 +152,6 @@ class Saver(BaseCallback):
         if self.coverage is not None and state.get("coverage"):
             self.coverage.load_state_dict(state["coverage"])
         set_random_state(state["random"])
-
-    def _restore_envs(self, state: Any) -> None:
-        venv: Any = self.training_env
-        if "parts" in state and not hasattr(venv, "members"):
-            raise UsageError("this run was saved by several actors; continue it with cluster=auto and workers=")
-        if hasattr(venv, "restore"):
-            venv.restore(state)
-            return
-        for index, snapshot in enumerate(state):
-            venv.env_method("restore", snapshot, indices=index)
 
     def _record(self, values: Mapping[str, float]) -> None:
         """Values for the next row of the log."""
@@ -171,7 +163,7 @@ class Saver(BaseCallback):
         step = self.model.num_timesteps
         self.num_timesteps = step
         evaluated = self._evaluate()
-        row_due = evaluated or step - self._logged >= self.log_every
+        row_due = evaluated or step - self._logged >= (self.config.log_every or LOG_EVERY)
         # A signal cut the evaluation short: the run that continues does it again, and writes the row with it.
         cut_short = self.evaluator is not None and self.evaluator.is_due(step)
         if row_due and not cut_short:
@@ -179,14 +171,14 @@ class Saver(BaseCallback):
         if self.signals.received is not None:
             self.save()
             raise Stopped(self.signals.received)
-        if self._save_soon or (self.every and step - self._saved >= self.every):
+        save_every = self.config.checkpoint_every
+        if self._save_soon or (save_every and step - self._saved >= save_every):
             self.save()
             self._save_soon = False
         now = time.monotonic()
-        # A vector on a cluster says whether its snapshot costs no waiting.
-        can_hold = getattr(self.training_env, "holds", True)
         self._held = None
-        if can_hold and now - self._rollout_began > SLOW_ROLLOUT_S:
+        # With a lag a snapshot waits for the actors.
+        if self.config.lag == 0 and now - self._rollout_began > SLOW_ROLLOUT_S:
             self._held = (pack(self.capture()), step)
         self._rollout_began = now
 
@@ -334,8 +326,7 @@ def make_logger(
             broken = path.rename(path.with_name(f"broken_{path.name}"))
             warn(f"{path} is no log any more; it is kept as {broken.name}, and the log begins after step {step:,}")
     # The alarm comes first, because the others write what it adds.
-    alarm = Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step))
-    writers = [alarm, Guarded("metrics.csv", lambda: CSVLog(path, step), warn)]
+    writers = [Alarm(live.say, read_csv(path, step)), Guarded("metrics.csv", lambda: CSVLog(path, step), warn)]
     for name, make in (more or {}).items():
         writers.append(Guarded(name, make, warn))
     writers.append(live)
@@ -345,7 +336,7 @@ def make_logger(
 class Guarded(KVWriter):
     """A writer that is switched off, with one warning, at its first error from the disk."""
 
-    def __init__(self, name: str, make: Callable[[], KVWriter], warn: Say = print) -> None:
+    def __init__(self, name: str, make: Callable[[], KVWriter], warn: Say) -> None:
         self.name = name
         self.warn = warn
         self.writer: Any = None
@@ -464,8 +455,7 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among logged values."""
     numbers = {}
     for key, value in values.items():
-        is_scalar_array = hasattr(value, "item") and getattr(value, "ndim", 1) == 0
-        if is_scalar_array or isinstance(value, int | float | np.number):
+        if isinstance(value, int | float | np.generic | np.ndarray | torch.Tensor) and np.ndim(value) == 0:
             numbers[key] = float(value)
     return numbers
 
@@ -473,9 +463,7 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 class Dashboard(Progress):
     """A bar and, below it, the numbers of the log's last row."""
 
-    def __init__(self, *columns: Any, **options: Any) -> None:
-        self.numbers: dict[str, float] = {}
-        super().__init__(*columns, **options)
+    numbers: Mapping[str, float] = {}
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -531,7 +519,7 @@ class Live(KVWriter):
         if self.wants_bar:
             self._open_bar()
         rate = (step - self.start) / max(now - self.began, 1e-9)
-        returns = f"task return {_format_return(task_return())}  learned return {_format_return(self.learned)}"
+        returns = f"task return {number_text(task_return())}  learned return {number_text(self.learned)}"
         words = f"{returns}  {rate:,.0f} frames/s"
         if self.bar is not None:
             self.bar.numbers = self.numbers
@@ -554,10 +542,6 @@ class Live(KVWriter):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def _format_return(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def diverging_rows(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -595,28 +579,25 @@ class Alarm(KVWriter):
     It reads the rows before the writers. If over the last `ALARM_WINDOW_ROWS` of them (or twice or four times as many)
     the learned return rose and the task's fell, both by a fifth of all they have ever moved and by more than they
     scatter, one sentence says so, `reward/alarm` is 1, and the curve is shaded there. Training continues: only the user
-    knows whether the task's reward is what was wanted. `task` and `learned` are tags, `rows` those of a run that
-    continues.
+    knows whether the task's reward is what was wanted. `rows` are those of a run that continues.
     """
 
-    def __init__(self, task: str, learned: str, say: Say, rows: Sequence[dict[str, str]] = ()) -> None:
-        self.task = task
-        self.learned = learned
+    def __init__(self, say: Say, rows: Sequence[dict[str, str]] = ()) -> None:
         self.say = say
         self.rows_since_alarm = ALARM_WINDOW_ROWS
         self.steps: list[int] = []
         # (task return, learned return) of each row that has both.
         self.returns: list[tuple[float, float]] = []
         for row in rows:
-            if row.get(task) and row.get(learned):
+            if row.get(TASK_RETURN) and row.get(LEARNED_RETURN):
                 self._add(int(row["step"]), row)
 
     def _add(self, step: int, row: Mapping[str, Any]) -> None:
         self.steps.append(step)
-        self.returns.append((float(row[self.task]), float(row[self.learned])))
+        self.returns.append((float(row[TASK_RETURN]), float(row[LEARNED_RETURN])))
 
     def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
-        if self.task not in key_values or self.learned not in key_values:
+        if TASK_RETURN not in key_values or LEARNED_RETURN not in key_values:
             return
         self._add(step, key_values)
         length = _divergence_length(np.array(self.returns, np.float64).T)

@@ -9,8 +9,6 @@ run the same jobs on other machines, launcher.<option>= are their own.
 Exit codes: 0 all finished, 1 some failed, 2 usage, 3 a missing package, 130 and 143 stopped by a signal.
 """
 
-import hashlib
-import json
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
-from runners.run.checkpoint import versions, write_json
+from runners.run.checkpoint import digest, versions, write_json
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, assignments
 from runners.run.folder import read_status
 from runners.run.output import clock
@@ -62,7 +60,7 @@ class SweepConfig(JobsConfig):
         if not self.name:
             given = _split_all(self.rest)
             stem = folder_name(f"{given.get('env', '')}-{given.get('reward', 'task')}")[:40].strip("-.,")
-            self.name = f"{stem}-{hashlib.sha256(json.dumps(sorted(self.rest)).encode()).hexdigest()[:6]}"
+            self.name = f"{stem}-{digest(sorted(self.rest))[:6]}"
         self.folder = Path(self.root).absolute() / "sweeps" / self.name
 
 

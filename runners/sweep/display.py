@@ -20,7 +20,7 @@ from rich.text import Text
 from lodestar.files import LARGE, open_file, read_json
 from runners.report.job_log import JOB_STATES, Entry
 from runners.run.folder import OTHER_WAY, read_status
-from runners.run.output import SIGN_OF_LIFE_S, clock
+from runners.run.output import SIGN_OF_LIFE_S, clock, number_text
 from runners.run.value import is_float
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, Job, cells
@@ -207,7 +207,7 @@ class Display(Watcher):
             table.add_column(column, justify="right")
         for name, run in self._runs.items():
             step = f"{run.step:,} of {run.total:,}" if run.total else "-"
-            table.add_row(Text(name), run.doing, step, _text(run.task_return), _text(run.fps))
+            table.add_row(Text(name), run.doing, step, number_text(run.task_return), number_text(run.fps))
         return table
 
 
@@ -221,9 +221,9 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
         by_state = _by_state(members, entries)
         finished = by_state["finished"]
         share = f"{len(finished)}/{len(members)}"
-        task_return = _text(_mean_score(finished))
+        task_return = number_text(_mean_score(finished))
         lines.append(f"{name:<{width}}  {share:>8}  {len(by_state['failed']):>6}  {task_return:>11}")
-        modes.append(_text(_mean_score(finished, OTHER_WAY)))
+        modes.append(number_text(_mean_score(finished, OTHER_WAY)))
     # Only a sampled policy has been judged by its mode, too.
     if set(modes) != {"-"}:
         for number, cell in enumerate(["by its mode", *modes], 1):
@@ -251,9 +251,3 @@ def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]
     for job in jobs:
         by_state[entries.get(job.name, Entry()).state].append(job)
     return by_state
-
-
-def _text(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}"

@@ -157,10 +157,6 @@ class _Loop:
                 self.held.append(job)
                 self.watcher.message(f"{job.name} waits: {owner} is at work in its folder")
             return
-        # The process that it waited for may have finished it.
-        if job.is_finished:
-            self.watcher.job_ended(job, self.log.write(job.name, "finished", code=OK, error=""))
-            return
         where = self.launcher.submit(job)
         self.running[job.name] = job
         attempts = self.log.entry(job.name).attempts + 1
@@ -170,7 +166,9 @@ class _Loop:
         for job in [*self.held]:
             if self._has_room() and not at_work(job.folder):
                 self.held.remove(job)
-                self._submit(job)
+                # The process that it waited for may have finished it.
+                if self._is_wanted(job):
+                    self._submit(job)
 
     def _account(self, job: Job, outcome: Outcome, *, stopping: bool = False) -> None:
         """Write down how an attempt ended, and decide whether there is another."""

@@ -8,7 +8,6 @@ then is twice the same runs once. Every job's configuration is composed here, be
 import dataclasses
 import hashlib
 import itertools
-import json
 import math
 import re
 from collections import defaultdict
@@ -19,6 +18,7 @@ from typing import Any
 import agents
 from envs.make import options
 from runners.cli.compose import ENV, choose_agent_and_rewards, compose, environment
+from runners.run.checkpoint import digest
 from runners.run.config import TrainConfig, UsageError, assignments, to_dict
 from runners.run.folder import has_key, read_status
 from runners.run.value import MAX_VALUE_LENGTH, literal, override, parse
@@ -108,8 +108,9 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
             raise UsageError(f"{error}{job}") from None
         name = _cell_name(config, swept)
         # The values a/b and a-b, for instance, give a folder the same name.
-        if name in cells and _digest(cells[name][1]) != _digest(config):
-            name = f"{name}-{_digest(config)[:6]}"
+        values = to_dict(config)
+        if name in cells and to_dict(cells[name][1]) != values:
+            name = f"{name}-{digest(values)[:6]}"
         cells.setdefault(name, (given, config))
     return cells
 
@@ -156,10 +157,6 @@ def folder_name(text: str) -> str:
     if len(name) > MAX_FOLDER_NAME or not name:
         name = f"{name[: MAX_FOLDER_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
     return name
-
-
-def _digest(config: TrainConfig) -> str:
-    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path, gpus: float) -> Job:

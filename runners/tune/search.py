@@ -42,7 +42,7 @@ from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
-from runners.run.output import SIGN_OF_LIFE_S, clock
+from runners.run.output import SIGN_OF_LIFE_S, clock, number_text
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.run.value import literal, literals
 from runners.sweep.display import score, scores
@@ -146,15 +146,13 @@ class Search(Watcher):
             # The kill may have come between two suggestions.
             self.study.sampler = sampler(self.config, frozen.number)
             yield from self._begin(optuna.Trial(self.study, frozen._trial_id))
-        while self._begun_trials() < self.config.trials and not self._budget_is_spent():
+        budget = self.config.budget or math.inf
+        while self._begun_trials() < self.config.trials and steps(self.config) < budget:
             self.study.sampler = sampler(self.config, self._begun_trials())
             yield from self._begin(self.study.ask())
 
     def _begun_trials(self) -> int:
         return sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
-
-    def _budget_is_spent(self) -> bool:
-        return 0 < self.config.budget <= steps(self.config)
 
     def _begin(self, trial: optuna.Trial) -> Iterator[Job]:
         """A job for every tuning seed, as long as the trial is not given up."""
@@ -394,7 +392,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     chosen_by = {}
     for arm, value in results["on_tuning_seeds"].items():
-        chosen_by[arm] = "-" if value is None else f"{value:.4g}"
+        chosen_by[arm] = number_text(value)
     tests = dict(results["on_test_seeds"])
     if results["difference"] is not None:
         tests["tuned - default"] = results["difference"]

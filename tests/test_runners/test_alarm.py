@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runners.run.progress import ALARM_WINDOW_ROWS, Alarm, diverging_rows
+from runners.run.progress import ALARM_WINDOW_ROWS, LEARNED_RETURN, TASK_RETURN, Alarm, diverging_rows
 
 ROWS = 30
 UP, DOWN = np.linspace(0.0, 10.0, ROWS), np.linspace(10.0, 0.0, ROWS)
@@ -34,11 +34,11 @@ def test_a_small_fall_after_a_long_climb_is_no_alarm() -> None:
 
 def test_it_speaks_once_a_stretch_and_names_the_steps() -> None:
     said: list[str] = []
-    alarm = Alarm("task", "learned", said.append)
+    alarm = Alarm(said.append)
     task = np.concatenate([DOWN, UP, DOWN])
     learned = np.concatenate([UP, UP + 10, UP + 20])
     for row in range(len(task)):
-        alarm.write({"task": task[row], "learned": learned[row]}, {}, 1000 * row)
+        alarm.write({TASK_RETURN: task[row], LEARNED_RETURN: learned[row]}, {}, 1000 * row)
         alarm.write({"something": 1.0}, {}, 1000 * row)
     assert len(said) == 2
     assert said[1].startswith("alarm: since step ")
@@ -47,8 +47,10 @@ def test_it_speaks_once_a_stretch_and_names_the_steps() -> None:
 
 def test_a_run_that_continues_remembers_the_rows_before() -> None:
     said: list[str] = []
-    rows = [{"step": str(i), "task": str(DOWN[i]), "learned": str(UP[i])} for i in range(ALARM_WINDOW_ROWS - 1)]
-    rows.append({"step": "9", "task": "", "learned": ""})
-    alarm = Alarm("task", "learned", said.append, rows)
-    alarm.write({"task": DOWN[9], "learned": UP[9]}, {}, 9)
+    rows = []
+    for i in range(ALARM_WINDOW_ROWS - 1):
+        rows.append({"step": str(i), TASK_RETURN: str(DOWN[i]), LEARNED_RETURN: str(UP[i])})
+    rows.append({"step": "9", TASK_RETURN: "", LEARNED_RETURN: ""})
+    alarm = Alarm(said.append, rows)
+    alarm.write({TASK_RETURN: DOWN[9], LEARNED_RETURN: UP[9]}, {}, 9)
     assert len(said) == 1
