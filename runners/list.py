@@ -42,7 +42,7 @@ def show(names: list[str]) -> None:
         print(scores.text())
         names.remove("--scores")
     elif not names:
-        print("\n\n".join([_environments_text(), rewards_text(), agents_text(), presets_text()]))
+        print("\n\n".join([_environments_text(), table_text(rewards.table), table_text(agents.table), presets_text()]))
     # As in my_file:Class.
     admit(f"reward={name}" for name in names)
     for name in names:
@@ -70,24 +70,14 @@ def train_text() -> str:
             "Trains an agent on a learned reward and reports the task's own return.",
             'example: python -m runners.train env=CartPole-v1 reward=clip reward.clip.goal="pole standing upright"',
             "keys\n" + options_text(TrainConfig, hidden=HIDDEN, defaults=chosen),
-            rewards_text(),
-            agents_text(),
+            table_text(rewards.table),
+            table_text(agents.table),
             presets_text(),
             "python -m runners.list           environments too\n"
             "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)\n"
             "                                 or environment (env.<name>)",
         ]
     )
-
-
-def rewards_text() -> str:
-    """The rewards, one line each, third parties' included."""
-    return "rewards\n" + _summaries(rewards.table)
-
-
-def agents_text() -> str:
-    """The agents, one line each, third parties' included."""
-    return "agents\n" + _summaries(agents.table)
 
 
 def _applies_texts(applies: dict[str, Any]) -> list[str]:
@@ -143,8 +133,8 @@ def details(name: str, cls: type[Any], prefix: str) -> str:
     return f"{name}: {text}\n\noptions\n{options_text(cls.Config, prefix)}"
 
 
-def _summaries(table: Table[Any]) -> str:
-    """A line each: the file's first sentence, or the class's where several share a file."""
+def table_text(table: Table[Any]) -> str:
+    """The rewards or the agents, third parties' included: first sentences of files, of classes where these share one."""
     targets = dict(table.ours)
     for name, cls in table.registered.items():
         targets[name] = f"{cls.__module__}:{cls.__qualname__}"
@@ -154,7 +144,7 @@ def _summaries(table: Table[Any]) -> str:
     lines = {}
     for (name, target), module in zip(targets.items(), modules):
         lines[name] = summary(target, shared=modules.count(module) > 1) + install_hint(table.extras.get(name, ""))
-    return _table(lines)
+    return f"{table.kind}s\n{_table(lines)}"
 
 
 def summary(target: str, shared: bool = False) -> str:

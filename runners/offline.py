@@ -268,7 +268,10 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
     metas = []
     tasks = []
     for index, name in enumerate(files):
-        batch, meta = _read(name, env, trust)
+        if is_dataset(name):
+            batch, meta = read_others(RecordConfig(from_=name, env=env, trust=trust))
+        else:
+            batch, meta = read(name)
         if len(files) > 1 and "task" not in batch.extras:
             # Each file is the history of a task, if it does not say otherwise.
             batch = batch.replace(extras={**batch.extras, "task": np.full(batch.shape, index)})
@@ -279,12 +282,6 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
         names = ",".join(files)
         raise UsageError(f"data={names} holds recordings of different environments: {tasks}; give those of one")
     return concatenate(batches), metas[0]
-
-
-def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
-    if is_dataset(name):
-        return read_others(RecordConfig(from_=name, env=env, trust=trust))
-    return read(name)
 
 
 def make_judged_reward(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[BradleyTerry, Transitions]":

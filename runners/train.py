@@ -23,16 +23,17 @@ from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.presets import needed_steps
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
-from runners.run import checkpoint, control
+from runners.run import checkpoint
 from runners.run.build import Parts, build
 from runners.run.checkpoint import write_json
 from runners.run.config import TrainConfig
-from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
 from runners.run.output import activity
 from runners.run.trust import mask_secrets
+from runners.sweep import control
+from runners.sweep.control import Control
 
 if TYPE_CHECKING:
     from runners.run.progress import Live, Saver

@@ -234,7 +234,7 @@ class FleetSteps(Steps):
             if self._reads_obs_frame:
                 # Of an `obs_frame` that is no frame of the row before: `frames_of` put it last.
                 others = value[count:]
-                extras[f"obs_{name}"] = values_at_obs(batch, at_next, lambda missing, others=others: others)
+                extras[f"obs_{name}"] = values_at_obs(batch, at_next, lambda missing, others=others: others)  # type: ignore[misc]
         return batch.replace(extras=extras)
 
     def actor_state(self, columns: slice, number: int) -> State:

@@ -78,7 +78,7 @@ def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
 
 
 def _agent_in_file(path: Path, key: str = "") -> str:
-    """The class that a file of weights names, or ""; a UsageError, about the `key` that named the file, if it is none."""
+    """The class that a file of weights names, or ""; a UsageError, that begins with `key`, if it is none."""
     try:
         with safe_open(regular(path.resolve()), "np") as file:
             return (file.metadata() or {}).get("agent", "")

@@ -38,6 +38,9 @@ class Child:
     `home` is the working directory that relative paths were meant for; not used where there is none of that name.
     """
 
+    # How long it may take to save, once it was asked to exit, before it is killed.
+    save_s = SAVE_S
+
     def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
         self.folder = home / folder
         self._began = time.monotonic()
@@ -46,32 +49,33 @@ class Child:
         make_folder(self.folder)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
         cwd = home if home.is_dir() else None
-        with open_to_append(self.folder / LOG) as log:
-            self._process = subprocess.Popen(
+        self.log = self.folder / LOG
+        with open_to_append(self.log) as log:
+            self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, start_new_session=True
             )
-        self.where = f"{socket.gethostname()}:{self._process.pid}"
+        self.where = f"{socket.gethostname()}:{self.process.pid}"
 
     def ask(self) -> None:
         """Ask it to save and exit."""
         if self._kill_at == math.inf:
-            self._kill_at = time.monotonic() + SAVE_S
-            self._process.terminate()
+            self._kill_at = time.monotonic() + self.save_s
+            self.process.terminate()
 
     def stop(self) -> None:
         """Ask it to save and exit, and return when it has; a signal handler may call this in the middle of `wait`."""
         self.ask()
-        while self._process.poll() is None and time.monotonic() < self._kill_at:
+        while self.process.poll() is None and time.monotonic() < self._kill_at:
             time.sleep(CHILD_POLL_S)
-        self._process.kill()
+        self.process.kill()
 
     def wait(self) -> Outcome:
-        """Until it ended; one that was asked to exit is killed after `SAVE_S` seconds."""
-        while self._process.poll() is None:
+        """Until it ended; one that was asked to exit is killed after `save_s` seconds."""
+        while self.process.poll() is None:
             if time.monotonic() > self._kill_at:
-                self._process.kill()
+                self.process.kill()
             time.sleep(CHILD_POLL_S)
-        code = self._process.returncode
+        code = self.process.returncode
         # The signal came before it had anything to save.
         if self._kill_at < math.inf and code == -signal.SIGTERM:
             code = TERMINATED

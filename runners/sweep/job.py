@@ -23,6 +23,7 @@ from lodestar.files import LARGE, make_folder, open_to_append, read_bytes
 from lodestar.settings import Settings
 from runners.report.job_log import Entry, events, path_in, replay
 from runners.run.config import UsageError
+from runners.run.exits import TERMINATED
 from runners.run.folder import LOG, read_status, refuse_links
 
 # Seconds after which a launcher that waits notices a signal.
@@ -69,6 +70,8 @@ class Launcher(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Jobs that were submitted and not started yet.
+        self._waiting: list[Job] = []
         # Since the last `wait`.
         self._ended: list[tuple[Job, Outcome]] = []
 
@@ -97,9 +100,12 @@ class Launcher(Settings):
     def _collect(self, timeout: float) -> None:
         """Add what ended to `_ended`; may wait up to `timeout` seconds for the first."""
 
-    @abstractmethod
     def cancel(self, name: str) -> None:
-        """Ask a running job to save and exit (SIGTERM); it ends with code 143, which `wait` returns."""
+        """Ask a job to save and exit (SIGTERM); it ends with code 143, which `wait` returns."""
+        for job in [*self._waiting]:
+            if job.name == name:
+                self._waiting.remove(job)
+                self._ended.append((job, Outcome(TERMINATED, 0.0, "", "stopped before it began")))
 
     @abstractmethod
     def close(self) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 from envs.vector.workers import cores
 from lodestar.settings import setting
 from runners.run.config import UsageError
-from runners.run.exits import TERMINATED
 from runners.sweep.job import Job, Launcher, Outcome, work
 
 WARM = "runners.sweep.warm"
@@ -59,8 +58,6 @@ class Local(Launcher):
         self.slots = self.slots or cores()
         self._context = warm_up()
         self._free = list(range(self.slots))
-        # Jobs that were submitted, and for which no GPU has room.
-        self._queue: list[Job] = []
         # What becomes ready when a process ends -> the process.
         self._running: dict[Any, _JobProcess] = {}
         # Name of a GPU -> its free share, once a job has asked for one.
@@ -72,7 +69,7 @@ class Local(Launcher):
             self._gpus = dict.fromkeys(devices(), 1.0)
         if job.gpus > len(self._gpus):
             raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus)}; give less, or 0")
-        self._queue.append(job)
+        self._waiting.append(job)
         self._start()
         for run in self._running.values():
             if run.job is job:
@@ -80,18 +77,14 @@ class Local(Launcher):
         return HOST_NAME
 
     def cancel(self, name: str) -> None:
-        """Ask a job to save and exit."""
-        for job in [*self._queue]:
-            if job.name == name:
-                self._queue.remove(job)
-                self._ended.append((job, Outcome(TERMINATED, 0.0, HOST_NAME)))
+        super().cancel(name)
         for run in self._running.values():
             if run.job.name == name:
                 run.process.terminate()
 
     def close(self) -> None:
         """Ask all to save and exit; what does not is killed after `grace` seconds."""
-        self._queue.clear()
+        self._waiting.clear()
         for run in self._running.values():
             run.process.terminate()
         deadline = time.monotonic() + self.grace
@@ -105,11 +98,11 @@ class Local(Launcher):
 
     def _start(self) -> None:
         """Start what is submitted, as far as there is room."""
-        for job in list(self._queue):
+        for job in list(self._waiting):
             gpus = self._reserve_gpus(job.gpus)
             if not self._free or gpus is None:
                 continue
-            self._queue.remove(job)
+            self._waiting.remove(job)
             slot = self._free.pop(0)
             arguments = (self.work, job.argv, job.folder, self._cores(slot), gpus, self.grace)
             process = self._context.Process(target=_run_job, args=arguments)

@@ -72,7 +72,6 @@ class Slurm(Launcher):
             )
         self.slots = self.slots or DEFAULT_BATCH_SLOTS
         self._folder: Path | None = None
-        self._waiting: list[Job] = []
         self._running: dict[str, _BatchJob] = {}
         self._asked_at = time.monotonic()
 
@@ -84,19 +83,15 @@ class Slurm(Launcher):
         batch_id = _read_ids(self._folder).get(job.name)
         if batch_id is not None:
             handle_type = self._submitit.LocalJob if self._is_local else self._submitit.SlurmJob
-            batch_job = _BatchJob(job, handle_type(self._folder, batch_id), self._is_local)
+            batch_job = _BatchJob(job, handle_type(self._folder, batch_id), self.executor)
             if batch_job.is_alive():
                 self._running[job.name] = batch_job
-                return f"{self.executor} {batch_id}"
+                return batch_job.where
         self._waiting.append(job)
         return self.executor
 
     def cancel(self, name: str) -> None:
-        """Ask a job to save and exit; one that is still queued ends at once."""
-        for job in [*self._waiting]:
-            if job.name == name:
-                self._waiting.remove(job)
-                self._ended.append((job, Outcome(TERMINATED, 0.0, self.executor, "stopped before it began")))
+        super().cancel(name)
         if name in self._running:
             self._running[name].ask()
 
@@ -126,7 +121,7 @@ class Slurm(Launcher):
             with executor.batch():
                 handles = [executor.submit(Attempt(job.argv, job.folder.absolute(), Path.cwd())) for job in jobs]
             for job, handle in zip(jobs, handles):
-                self._running[job.name] = _BatchJob(job, handle, self._is_local)
+                self._running[job.name] = _BatchJob(job, handle, self.executor)
             assert self._folder is not None
             ids = _read_ids(self._folder)
             for name, batch_job in self._running.items():
@@ -175,10 +170,11 @@ class Slurm(Launcher):
 class _BatchJob:
     """A job that was submitted, by us or by a sweep before us."""
 
-    def __init__(self, job: Job, handle: Any, local: bool) -> None:
+    def __init__(self, job: Job, handle: Any, executor: str) -> None:
         self.job = job
         self.handle = handle
-        self.local = local
+        self.local = executor == "local"
+        self.where = f"{executor} {handle.job_id}"
         self._asked = False
         # Since when it is over but has left no result.
         self._without_result: float | None = None
@@ -227,9 +223,9 @@ class _BatchJob:
         if now - self._without_result < delay:
             return None
         if self._asked:
-            return Outcome(TERMINATED, 0.0, self._job_label(), "stopped")
+            return Outcome(TERMINATED, 0.0, self.where, "stopped")
         state = "it is gone" if self.local else self.handle.state
-        return Outcome(None, 0.0, self._job_label(), f"ended without a result ({state})")
+        return Outcome(None, 0.0, self.where, f"ended without a result ({state})")
 
     def _result(self) -> Outcome:
         try:
@@ -241,17 +237,14 @@ class _BatchJob:
             for line in str(failure).splitlines():
                 if "Error" in line or (line.strip(" -") and not reason):
                     reason = line.strip()
-            return Outcome(None, 0.0, self._job_label(), f"submitit could not run it ({reason or 'no reason known'})")
+            return Outcome(None, 0.0, self.where, f"submitit could not run it ({reason or 'no reason known'})")
         # SLURM ended it, for another job or for its time, and it is to continue.
         if outcome.code == TERMINATED and not self._asked:
             if not self.local:
                 # SLURM may have queued it again by itself.
                 subprocess.call(["scancel", self.handle.job_id])
             outcome = replace(outcome, code=None, error="its batch job was ended from outside")
-        return replace(outcome, where=f"{self._job_label()} {outcome.where}")
-
-    def _job_label(self) -> str:
-        return f"{'local' if self.local else 'slurm'} {self.handle.job_id}"
+        return replace(outcome, where=f"{self.where} {outcome.where}")
 
 
 class Attempt:

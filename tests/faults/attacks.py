@@ -88,7 +88,7 @@ class Attack:
         del manifest["sha256"]
         names = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE)
         manifest["files"] = {name: checkpoint._fingerprint(self.step / name) for name in names}
-        path.write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+        path.write_text(json.dumps({**manifest, "sha256": checkpoint.digest(manifest)}))
 
     def config(self, old: str, new: str) -> None:
         """Change config.yaml."""

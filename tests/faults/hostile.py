@@ -118,7 +118,7 @@ def seal(step: Path) -> None:
     del manifest["sha256"]
     names = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE)
     manifest["files"] = {name: checkpoint._fingerprint(step / name) for name in names}
-    path.write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": checkpoint.digest(manifest)}))
 
 
 def spoil_state(path: tuple[str, ...], value: Any, folder: Path) -> Command:

@@ -282,7 +282,7 @@ def other_format(folder: Path, quick: bool) -> Found:
     formats = (0, 1, 99)
     for number in formats:
         changed = {key: value for key, value in manifest.items() if key != "sha256"} | {"format": number}
-        changed["sha256"] = checkpoint._digest(changed)
+        changed["sha256"] = checkpoint.digest(changed)
         (newest / checkpoint.MANIFEST).write_text(json.dumps(changed))
         code, printed = run(lambda: train(run_dir=place, total_timesteps=128), folder / "out.txt")
         said = next((line for line in printed.splitlines() if line.startswith("error: ")), "")

@@ -197,7 +197,7 @@ def test_another_format_is_refused_with_the_fix(tmp_path):
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
     manifest["format"] = 7
-    manifest["sha256"] = checkpoint._digest(manifest)
+    manifest["sha256"] = checkpoint.digest(manifest)
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(VersionError, match="has format 7, this version reads format 2; use the version"):
         load(tmp_path)
@@ -217,7 +217,7 @@ def test_a_pickle_in_place_of_the_arrays_is_never_executed(tmp_path):
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
     manifest["files"][checkpoint.ARRAYS_FILE] = checkpoint._fingerprint(path / checkpoint.ARRAYS_FILE)
-    manifest["sha256"] = checkpoint._digest(manifest)
+    manifest["sha256"] = checkpoint.digest(manifest)
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="is not a safetensors file"):
         read(path)

@@ -365,7 +365,7 @@ def test_a_third_partys_reward_is_listed_without_importing_it(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: novelty\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lodestar_rl.rewards]\nnovelty = novelty:Novelty\n")
-    code = "from runners.list import rewards_text; print(rewards_text())"
+    code = "import rewards; from runners.list import table_text; print(table_text(rewards.table))"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )

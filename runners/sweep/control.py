@@ -4,42 +4,36 @@ A reward names the change that makes it meaningless (`Reward.control`, such as C
 control does as well, the reward did not help. A control that fails does not stop the run itself.
 """
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import rewards
-from lodestar.files import make_folder, open_to_append, read_json
+from lodestar.files import make_folder, read_json
 from runners.run.config import TrainConfig, assignments
-from runners.run.folder import LOG
 from runners.run.value import replace_arguments
+from runners.sweep.child import Child
 
 # Environment steps up to which `control=auto` starts a second run.
 MAX_CONTROLLED_STEPS = 200_000
-STOP_PATIENCE_S = 5
 
 
-class Control:
-    """The process of a control run."""
+class Control(Child):
+    """The process of a control run: it ends with this one, and Ctrl-C reaches it through us, not the terminal.
+
+    It waits for the control that an earlier process of this run may have left.
+    """
+
+    save_s = 5.0
 
     def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
         arguments = assignments(changes_of(config))
         self.label = f"control: {', '.join(arguments)}".replace("reward.", "")
-        self.run = make_folder(make_folder(folder / "control") / "run")
-        self.log = self.run / LOG
+        self.run = make_folder(folder / "control") / "run"
         if config.cluster != "none":
             arguments += ["cluster=none", "workers=1", "lag=0"]
         arguments += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
-        # It ends with this process, and waits for the control that an earlier one of this run may have left; Ctrl-C
-        # reaches it through us, not through the terminal.
-        child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run)]
-        child += replace_arguments(argv, arguments)
-        with open_to_append(self.log) as log:
-            self.process = subprocess.Popen(
-                child, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        super().__init__(tuple(replace_arguments(argv, arguments)), self.run, Path())
 
     def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
         """Wait for the control's evaluation; None if it failed or took too long."""
@@ -49,16 +43,6 @@ class Control:
         except subprocess.TimeoutExpired:
             self.stop()
         return None
-
-    def stop(self) -> None:
-        """Let it save and end; it is killed after five seconds."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
 
 
 def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
