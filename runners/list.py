@@ -134,7 +134,7 @@ def details(name: str, cls: type[Any], prefix: str) -> str:
 
 
 def table_text(table: Table[Any]) -> str:
-    """The rewards or the agents, third parties' included: first sentences of files, of classes where these share one."""
+    """The rewards or the agents, third parties' included: first sentences of files, or of classes that share one."""
     targets = dict(table.ours)
     for name, cls in table.registered.items():
         targets[name] = f"{cls.__module__}:{cls.__qualname__}"

@@ -18,9 +18,10 @@ from filelock import FileLock
 import rewards
 from lodestar.state import Unsaveable, pack
 from rewards.base import Reward, RewardConfig
-from runners.run import checkpoint, control, exits
+from runners.run import checkpoint, exits
 from runners.run.packages import name_collision
 from runners.run.progress import read_csv
+from runners.sweep import control
 from runners.train import main
 from tests.glossary import explain
 
