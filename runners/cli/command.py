@@ -28,7 +28,6 @@ from lodestar.settings import declarations, settings_of
 from runners.cli.declared import key_of
 from runners.run.config import UsageError, describe_unknown
 from runners.run.output import lasting_output, signs_of_life
-from runners.run.packages import name_collision
 from runners.run.trust import admit, mask_secrets, refuse
 from runners.run.value import cast, parse, read, refuse_twice, split
 
@@ -70,9 +69,6 @@ class Command:
             # Where Python does not search the working directory, the processes that a command starts do not either.
             if not {"", os.getcwd()} & {*sys.path}:
                 os.environ.setdefault("PYTHONSAFEPATH", "1")
-        collision = name_collision()
-        if collision:
-            return print_failure(2, collision)
         if "-h" in argv or "--help" in argv or not (argv or self.bare):
             print(self.text())
             return 0 if argv else 2

@@ -130,13 +130,13 @@ class ReplayActor(Actor):
         part["success"] = np.stack(self.successes.rows)
         part["failed"] = agent.failed
         part["zeroed"] = steps.on_nan.zeroed - zeroed_before
-        if not self.embeds:
-            part["batch"] = vars(batch)
-            part["seconds"] = time.perf_counter() - began
-            return part
-        part["batch"] = vars(batch.replace(frame=None, obs_frame=None))
+        frames = None
+        if self.embeds:
+            frames = frames_of(batch)
+            batch = batch.replace(frame=None, obs_frame=None)
+        part["batch"] = vars(batch)
         part["seconds"] = time.perf_counter() - began
-        return part, frames_of(batch)
+        return part if frames is None else (part, frames)
 
     def _lost_row(self) -> Transitions:
         """A row that is no transition: the episodes before it were lost, and others begin."""

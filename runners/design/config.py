@@ -42,7 +42,7 @@ class DesignConfig(JobsConfig):
             key = argument.partition("=")[0]
             if key.split(".")[0] == "reward":
                 raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
-        self.train, self.argv = self.compose_search(self.rest)
+        self.train, self.argv = self.compose_search()
         if self.judge == "openai" and not (self.task.strip() and self.describe.strip()):
             raise UsageError(
                 "judge=openai needs task= (what it is about) and describe= (each number of obs and action)"

@@ -482,6 +482,7 @@ class Live(KVWriter):
         self.total = total
         self.start = start
         self.stream = stream or sys.stdout
+        self.console = Console(file=style_stream(self.stream))
         self.began = time.monotonic()
         self.last = self.began
         self.learned: float | None = None
@@ -499,7 +500,7 @@ class Live(KVWriter):
             TaskProgressColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("{task.description}"),
-            console=Console(file=style_stream(self.stream)),
+            console=self.console,
             refresh_per_second=4,
         )
         self.task = self.bar.add_task("", total=self.total, completed=self.start)
@@ -533,10 +534,7 @@ class Live(KVWriter):
 
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar."""
-        if self.bar is not None:
-            self.bar.console.print(plain_text(sentence), markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(sentence, file=self.stream, flush=True)
+        self.console.print(Text(plain_text(sentence)), soft_wrap=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -55,15 +55,10 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
 
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
     """
-    # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
     settings = {}
-    others = {}
     for key, value in values.items():
-        if key.startswith("env."):
-            settings[key] = value
-        else:
-            others[key] = value
-    settings |= flatten(others)
+        # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
+        settings |= {key: value} if key.startswith("env.") else flatten({key: value})
     reached: list[str] = []
     for key, value in settings.items():
         reached += _reach(key, value, settings)

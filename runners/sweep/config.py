@@ -69,15 +69,15 @@ class JobsConfig(Settings):
             if key in keys:
                 raise UsageError(f"{key}= cannot be given here, as every run has its own folder; give name= or root=")
 
-    def compose_search(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
+    def compose_search(self) -> tuple[TrainConfig, tuple[str, ...]]:
         """The plain run of a search, and what each is given: without video and control, which would double its cost."""
         self.refuse("run_dir", "resume")
-        train, _ = compose(rest)
+        train, _ = compose(self.rest)
         if train.eval_episodes == 0:
             raise UsageError("eval_episodes=0 leaves nothing to judge runs by; give 1 or more")
         # However short a run is, its log has about 20 rows.
         log_every = min(LOG_EVERY, max(int(train.total_timesteps) // 20, 1))
-        return train, tuple(replace_arguments(("control=none", "video=false", f"log_every={log_every}"), rest))
+        return train, tuple(replace_arguments(("control=none", "video=false", f"log_every={log_every}"), self.rest))
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ class Display(Watcher):
         self.clock = clock
         self.every_s = every_s
         # Not a default of the argument: the caller may redirect standard output.
-        self.stream = sys.stdout if stream is None else stream
+        self.console = Console(file=sys.stdout if stream is None else stream)
         self._began = clock()
         self._last = self._began
         # Jobs that had ended when this command began; None before the first tick.
@@ -130,8 +130,8 @@ class Display(Watcher):
         self._live: Live | None = None
 
     def __enter__(self) -> "Display":
-        if self.stream.isatty():
-            self._live = Live(console=Console(file=self.stream), refresh_per_second=2, transient=True)
+        if self.console.file.isatty():
+            self._live = Live(console=self.console, refresh_per_second=2, transient=True)
             self._live.start()
             self.every_s = 0.5
         return self
@@ -169,10 +169,7 @@ class Display(Watcher):
 
     def message(self, sentence: str) -> None:
         """A line of its own, above the live table."""
-        if self._live is not None:
-            self._live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(sentence, file=self.stream, flush=True)
+        self.console.print(Text(sentence), soft_wrap=True)
 
     def _amount_ended(self) -> float:
         """Jobs that have ended, and the shares of those that run."""

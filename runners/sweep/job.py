@@ -14,6 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,8 @@ def work(argv: Sequence[str], folder: Path) -> int:
     with open_to_append(folder / LOG) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    from runners.train import main
-
-    return main(list(argv))
+    # Found by its name, as it starts controls, which are such processes, too.
+    return import_module("runners.train").main(list(argv))
 
 
 def process_address() -> str:

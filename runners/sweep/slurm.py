@@ -144,26 +144,20 @@ class Slurm(Launcher):
 
     def _make_executor(self, gpus: int) -> Any:
         options: dict[str, Any] = {"cpus_per_task": self.cpus, "signal_delay_s": self.notice_s}
-        if gpus:
-            options["gpus_per_node"] = gpus
-        if self.setup:
-            options["setup"] = self.setup
+        options |= {"gpus_per_node": gpus, "setup": self.setup}
         # The two executors of submitit have their own names for a time limit and for memory.
         if self._is_local:
             executor = self._submitit.LocalExecutor(self._folder, max_num_timeout=MAX_TIME_LIMITS)
-            options["timeout_min"] = self.minutes
-            if self.memory_gb is not None:
-                options["mem_gb"] = self.memory_gb
+            options |= {"timeout_min": self.minutes, "mem_gb": self.memory_gb}
         else:
             executor = self._submitit.SlurmExecutor(self._folder, max_num_timeout=MAX_TIME_LIMITS)
             options |= {"time": self.minutes, "job_name": "lodestar", "array_parallelism": self.slots}
+            options |= {"partition": self.partition, "account": self.account}
             if self.memory_gb is not None:
                 options["mem"] = f"{math.ceil(self.memory_gb * 1024)}MB"
-            if self.partition is not None:
-                options["partition"] = self.partition
-            if self.account is not None:
-                options["account"] = self.account
-        executor.update_parameters(**options)
+        # What is left to the cluster is not named.
+        given = {name: value for name, value in options.items() if value}
+        executor.update_parameters(**given)
         return executor
 
 

@@ -68,7 +68,7 @@ class TuneConfig(JobsConfig):
             self.pruner = "none"
             if "fitted" not in given:
                 self.rest = [*self.rest, f"fitted={FITTED_MINIBATCHES}"]
-        self.train, self.argv = self.compose_search(self.rest)
+        self.train, self.argv = self.compose_search()
         # Of the runs that choose.
         self.tuning_seeds = list(range(TUNING_SEED, TUNING_SEED + self.seeds))
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)

@@ -125,9 +125,8 @@ class Search(Watcher):
         self.study = study
         self.launcher = launcher
         self.report = report
-        # Number -> trial, and name of a job -> number of its trial.
+        # Number -> trial.
         self._open: dict[int, _OpenTrial] = {}
-        self._owner: dict[str, int] = {}
         # For the time left: when the search began, and with how many steps of an earlier one.
         self._begin_s = time.monotonic()
         self._begin_steps = steps(config)
@@ -167,13 +166,12 @@ class Search(Watcher):
         reported = {*self.study.trials[trial.number].intermediate_values}
         self._open[trial.number] = _OpenTrial(trial, jobs, {job.name for job in jobs}, reported)
         for job in jobs:
-            self._owner[job.name] = trial.number
             if trial.number in self._open:
                 yield job
 
     def job_ended(self, job: Job, entry: Entry) -> None:
         """A run that was stopped leaves its trial open."""
-        opened = self._open.get(self._owner[job.name])
+        opened = next((trial for trial in self._open.values() if job.name in trial.left), None)
         # A trial that was pruned is not open.
         if opened is None:
             return
