@@ -22,7 +22,7 @@ from runners.cli.command import Command
 from runners.evaluation.play import SEED, evaluation, limits_of, play, policy, table
 from runners.report import statistics
 from runners.run.build import load_run
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, Values
 from runners.run.output import Ticker
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class EvaluateConfig(Settings):
     cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", ">= 1")
     cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", ">= 5")
     new_user: str = setting("", "the judge of a new user of reward=users, as in scripted or recorded")
-    new_user_options: dict[str, Any] = setting({}, "options of that judge, as in new_user.mistakes=1.0")
+    new_user_options: Values = setting({}, "options of that judge, as in new_user.mistakes=1.0")
     answers: int = setting(4, "that the new user gives, to questions chosen by information", ">= 1")
     video: bool = setting(True, "whether to record one episode in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")

@@ -27,7 +27,7 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, argument_text, options_text
 from runners.cli.compose import HIDDEN, load_name
-from runners.run.config import TrainConfig, UsageError, assignments, describe_unknown
+from runners.run.config import TrainConfig, UsageError, Values, assignments, describe_unknown
 from runners.run.trust import admit
 
 # Signals of an environment that are named on its page.
@@ -80,7 +80,7 @@ def train_text() -> str:
     )
 
 
-def _applies_texts(applies: dict[str, Any]) -> list[str]:
+def _applies_texts(applies: Values) -> list[str]:
     """Where a preset applies by itself, as arguments; of several patterns for one key, "env=A or B"."""
     patterns = {}
     for key, value in applies.items():

@@ -47,7 +47,7 @@ from runners.cli.command import Command
 from runners.evaluation.context import NEW_TASKS, play_tasks
 from runners.evaluation.play import play, policy, table
 from runners.record import RecordConfig, read_others, whole_episodes
-from runners.run.config import RECORDING, UsageError, describe_unknown
+from runners.run.config import RECORDING, UsageError, Values, describe_unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Algo(NamedTuple):
 
     place: str
     arms: tuple[str, ...] = ARMS
-    options: dict[str, Any] = {}
+    options: Values = {}
 
 
 ALGOS = {
@@ -105,15 +105,15 @@ class OfflineConfig(Settings):
     algo: str = setting("iql", "what learns", choices=tuple(ALGOS))
     demos: list[str] = setting([], "of recoil: recordings of what is to be imitated")
     judge: str = setting("scripted", "scripted, heron, clip, human, recorded, vlm; none leaves preferences out")
-    judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.mistakes=0.1")
+    judge_options: Values = setting({}, "options of the judge, as in judge.mistakes=0.1")
     queries: int = setting(300, "pairs that the judge compares", ">= 1")
     length: int = setting(25, "steps of a segment", ">= 1")
-    reward_options: dict[str, Any] = setting({}, "other options of bradley_terry, as in reward.of=frame")
+    reward_options: Values = setting({}, "other options of bradley_terry, as in reward.of=frame")
     steps: int = setting(10_000, "minibatches of each policy", ">= 1")
-    agent_options: dict[str, Any] = setting({}, "options of the algorithm, as in agent.beta=10")
+    agent_options: Values = setting({}, "options of the algorithm, as in agent.beta=10")
     arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos", "prompt", "context"))
     prompt: str = setting("goal", "of hilp: goal (prompt.row=, prompt.place=), or a reward by name")
-    prompt_options: dict[str, Any] = setting({}, "options of the prompt, as in prompt.row=100, prompt.goal=...")
+    prompt_options: Values = setting({}, "options of the prompt, as in prompt.row=100, prompt.goal=...")
     policy: str = setting("", "of hilp: a file that out= wrote, to prompt without learning again")
     episodes: int = setting(20, "of each evaluation; of ad: that a new task has", ">= 1")
     out: str = setting("", "where to keep the policy of the first arm, *.safetensors")
@@ -138,13 +138,13 @@ class OfflineConfig(Settings):
             raise UsageError(f"{problem}; demonstrations are for recoil, which needs some, as in demos=pendulum_good")
 
 
-def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
+def run(config: OfflineConfig, batch: Transitions | None = None) -> Values:
     """Label, learn, evaluate, on `batch` if it is given, transitions for `config.env`, else on `config.data`.
 
     Returns `arms`, name -> `Scores.to_dict`, `labels`, metrics of the comparisons and what was learned of them,
     `learned`, arm -> the algorithm's metrics, and `notes`, sentences.
     """
-    meta: dict[str, Any] = {"env": config.env}
+    meta: Values = {"env": config.env}
     # Before the imports below, which take seconds.
     if batch is None:
         batch, meta = load(config.data, config.env, trust=config.trust)
@@ -159,7 +159,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     batch, data, is_demo = join_demonstrations(config, batch, *spaces)
     labels: dict[str, float] = {}
     notes = list(meta.get("notes", ()))
-    columns: dict[str, Any] = {}
+    columns: Values = {}
     metrics_by_arm: dict[str, Metrics] = {}
     model: Any
     for arm in config.arms:
@@ -202,7 +202,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     return {"arms": columns, "labels": labels, "learned": metrics_by_arm, "notes": notes}
 
 
-def _env_of(config: OfflineConfig, meta: dict[str, Any]) -> str:
+def _env_of(config: OfflineConfig, meta: Values) -> str:
     """Where to evaluate; a UsageError where nothing says so, or the data name what is not trusted."""
     data = f"data={','.join(config.data)}"
     env_id = config.env or meta["env"]
@@ -214,7 +214,7 @@ def _env_of(config: OfflineConfig, meta: dict[str, Any]) -> str:
     return env_id
 
 
-def _set_judge_defaults(config: OfflineConfig, batch: Transitions, meta: dict[str, Any]) -> None:
+def _set_judge_defaults(config: OfflineConfig, batch: Transitions, meta: Values) -> None:
     """Options of the judge that follow from the data."""
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
@@ -227,7 +227,7 @@ def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: 
     """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
     kind = resolve_name(algo.place)
     names = [f"agent.{field.name}" for field in dataclasses.fields(kind.Config)]
-    options: dict[str, Any] = {}
+    options: Values = {}
     for name, value in config.agent_options.items():
         key = f"agent.{name}"
         if key in names:
@@ -259,7 +259,7 @@ def join_demonstrations(
     return batch, data, np.arange(data.shape[0]) >= batch.shape[0]
 
 
-def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Transitions, dict[str, Any]]:
+def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Transitions, Values]:
     """Recordings of one environment as one batch, and the metadata of the first; a UsageError if of several.
 
     Data sets of others are compared with `env`, and `trust` lets them name an environment's code.
@@ -289,7 +289,7 @@ def make_judged_reward(config: OfflineConfig, batch: Transitions, *spaces: Space
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
     from runners.run.prompt import refuse_missing
 
-    settings: dict[str, Any] = {
+    settings: Values = {
         "judge": config.judge,
         "judge_options": config.judge_options,
         "queries": config.queries,

@@ -42,7 +42,7 @@ from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import Scores, policy
 from runners.run.build import build, config_of, load_checkpoint, load_run
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 from runners.run.policies import load
 from runners.run.trust import require, saved_keys
 
@@ -58,7 +58,7 @@ class RecordConfig(Settings):
     out: str = setting("", "the file to write, as in out=recording.safetensors; of from=, its name in this folder")
     from_: str = setting("", "of others: a data set's folder or name, a replay buffer's *.pkl, or a run's folder")
     env: str = setting("", "any id; that of the run, or of the data set, by default")
-    env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
+    env_options: Values = setting({}, "options of the environment, as in env.sticky=0.25")
     policy: str = setting(
         "random", "random, a run's folder; for env=, a policy's file or my_file:function of batches, too"
     )
@@ -87,7 +87,7 @@ class RecordConfig(Settings):
         self.out = self.out or f"{Path(self.from_.rstrip('/')).stem}.safetensors"
 
 
-def record(config: RecordConfig) -> dict[str, Any]:
+def record(config: RecordConfig) -> Values:
     """Record and write; returns the file's metadata."""
     if config.from_:
         return write(config, *read_others(config))
@@ -99,7 +99,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
         run, model, *_ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
-    modalities: dict[str, Any] = {"frame_size": config.frames, "text": config.text, "signals": config.signals}
+    modalities: Values = {"frame_size": config.frames, "text": config.text, "signals": config.signals}
     modalities = {name: value for name, value in modalities.items() if value}
     states: list[tuple[State, np.ndarray]] = []
     signals: list[str] = []
@@ -123,7 +123,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
     return write(config, batch, {**meta, "seed": config.seed, "signals": signals})
 
 
-def read_others(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
+def read_others(config: RecordConfig) -> tuple[Transitions, Values]:
     """The transitions that others recorded, the first `steps` or all, and a recording's metadata.
 
     They are compared with the environment that is given, or with the one that a data set names. A UsageError if the
@@ -199,7 +199,7 @@ def _unpickle(path: Path, trust: bool) -> Transitions:
     return from_sb3(buffer)
 
 
-def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
+def _replay(run: Path, trust: bool) -> tuple[Transitions, str, Values]:
     """What the replay holds at a run's newest checkpoint, with its environment."""
     config = copy.copy(config_of(run, trust))
     state, _ = load_checkpoint(run)
@@ -230,7 +230,7 @@ def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
     return batch, config.env, {"max_episode_steps": config.max_episode_steps, **config.env_options}
 
 
-def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dict[str, Any]:
+def write(config: RecordConfig, batch: Transitions, meta: Values) -> Values:
     """Write the file; its metadata with what there is to count."""
     returns = whole_episodes(batch).returns
     meta["env_options"] = {key: value for key, value in meta["env_options"].items() if value is not None}

@@ -15,7 +15,6 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lodestar.settings import Settings, setting
 from rewards.language.principles import Principle, read_principles, write_principles
@@ -26,7 +25,7 @@ from rewards.llm.judges.principles import PrincipleModel
 from rewards.llm.store import AnswerStore
 from runners.cli.command import Command
 from runners.run.checkpoint import write_atomically
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 
 
 @dataclass
@@ -37,7 +36,7 @@ class RubricFileConfig(Settings):
     comparisons: str = setting("", "pairs of pieces of behaviour and which is better, *.jsonl")
     principles: str = setting("", "principles to weigh, a file or themselves; without, a model proposes some")
     judge: str = setting("openai", "who answers which principle holds: openai, local, rules or recorded")
-    judge_options: dict[str, Any] = setting({}, "its options, as in judge.model=qwen3-4b-instruct")
+    judge_options: Values = setting({}, "its options, as in judge.model=qwen3-4b-instruct")
     held_out: float = setting(0.5, "share of the pairs that proposals are tried on", "(0, 1)")
     at_once: int = setting(10, "pairs in one question that asks for principles", ">= 1")
     most: int = setting(5, "principles of one such question", ">= 1")

@@ -26,7 +26,7 @@ from runners.evaluation.play import SEED, disagreement, evaluation, policy, tabl
 from runners.run import checkpoint
 from runners.run.build import Parts, build
 from runners.run.checkpoint import write_json
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, Values
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
@@ -187,7 +187,7 @@ def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> No
     saver.finish()
 
 
-def add_control(scores: dict[str, dict[str, Any]], control: Control) -> None:
+def add_control(scores: dict[str, Values], control: Control) -> None:
     """Wait for the control run, and put its scores beside those of this policy and of a random one."""
     if control.process.poll() is None:
         print("waiting for the control run", flush=True)
@@ -210,7 +210,7 @@ def estimate_value(config: TrainConfig, parts: Parts) -> float:
     return fitted_value(model, recorded.unrated, config.fitted, config.agent.gamma, config.seed)
 
 
-def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], lines: list[str], work: "Work") -> None:
+def report(config: TrainConfig, parts: Parts, scores: Values, lines: list[str], work: "Work") -> None:
     """Numbers, the lines about pictures that are there already, the curve, and the line for TensorBoard."""
     from runners.evaluation.closing import write_scores
     from runners.run.curve import curve
@@ -228,7 +228,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], lines: lis
         write_json(path / "result.json", scores)
 
 
-def print_scores(parts: Parts, scores: dict[str, Any]) -> None:
+def print_scores(parts: Parts, scores: Values) -> None:
     """The table of the evaluation, if there was one, and what the judges answered."""
     judge_uses = judge_results(parts.mix)
     sentences = judge_sentences(judge_uses)

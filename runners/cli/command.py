@@ -4,7 +4,7 @@
     class WatchConfig(Settings):
         run: str = setting(help="a run's folder below runs/")     no default: it must be given
         episodes: int = setting(3, "how many", ">= 1")
-        env_options: dict[str, Any] = setting({}, "...")           collects env.<name>=
+        env_options: Values = setting({}, "...")           collects env.<name>=
         rest: list[str] = setting([], "...")                       collects the arguments that are no key of these
 
     main = Command(WatchConfig, watch, __doc__)
@@ -26,7 +26,7 @@ from typing import Any
 
 from lodestar.settings import declarations, settings_of
 from runners.cli.declared import key_of
-from runners.run.config import UsageError, describe_unknown
+from runners.run.config import UsageError, Values, describe_unknown
 from runners.run.output import lasting_output, signs_of_life
 from runners.run.trust import admit, mask_secrets, refuse
 from runners.run.value import cast, parse, read, refuse_twice, split
@@ -194,7 +194,7 @@ def options_text(
     return "\n".join(lines)
 
 
-def changes_from_defaults(options: Any) -> dict[str, Any]:
+def changes_from_defaults(options: Any) -> Values:
     """What a Config sets otherwise than its defaults."""
     defaults = type(options)()
     changes = {}

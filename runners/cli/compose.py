@@ -22,13 +22,12 @@ from envs.make import options as options_of
 from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
-from runners.cli.presets import Values
-from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, describe_unknown, nearest_name
+from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, Values, describe_unknown, nearest_name
 from runners.run.trust import admit, refuse, require, saved_keys
 from runners.run.value import cast, parse, read, shorten, split
 
 # Keys -> the types of their values.
-Kinds = dict[str, Any]
+Kinds = Values
 # The keys that choose what the other keys may be.
 OWN_NAMES = ("env", "reward", "agent", "preset")
 # Fields of `TrainConfig` that the command line spells otherwise.

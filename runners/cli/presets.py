@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lodestar.files import read_text
-from runners.run.config import UsageError, describe_unknown, read
+from runners.run.config import UsageError, Values, describe_unknown, read
 
-# Keys of the command line -> values.
-Values = dict[str, Any]
 # A preset's about, values, applies, on_top and SECTIONS, as `all_presets` describes them.
-Preset = dict[str, Any]
+Preset = Values
 PRESET_FOLDER = Path(__file__).parent / "preset"
 # Parts of a preset that hold settings by the name of what they are for.
 SECTIONS = ("agents", "rewards", "envs")

@@ -25,7 +25,7 @@ from gymnasium.vector.utils import batch_space
 
 from envs.make import make as make_env
 from envs.transitions import NotFinite, join
-from envs.types import MaskFault, Obs
+from envs.types import MaskFault, Obs, StateDict
 from envs.vector.watchdog import WorkerError
 from rewards.adapters.ending import endings
 from rewards.adapters.guided import guides
@@ -147,7 +147,7 @@ class Fleet(VectorEnv):
     def _make(self, member: Member) -> Any:
         return member.handle.make.remote(self._config, member.columns, self._outline, member.generation)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Obs, StateDict]:
         """Begin episodes everywhere, number i seeded with `seed + i`; rollouts in flight are forgotten."""
         for member in self.members:
             self._forget_flight(member)
@@ -167,7 +167,7 @@ class Fleet(VectorEnv):
     def step(self, actions: Any) -> Any:
         raise RuntimeError("these environments step in actors, rollouts at a time; an agent's collector asks for them")
 
-    def request(self, weights: dict[str, Any], option: Any) -> None:
+    def request(self, weights: StateDict, option: Any) -> None:
         """Ask every actor for rollouts by the policy of these weights, until `lag` + 1 are in flight.
 
         `option` is whether actors evaluate (PPO), or how many rows they collect (a replay).
@@ -185,7 +185,7 @@ class Fleet(VectorEnv):
         part, frames = member.handle.collect.options(num_returns=2).remote(number, *self._arguments)
         return Flight(number, part, self.servers.ask(frames))
 
-    def gather(self) -> Iterator[tuple[slice, dict[str, Any]]]:
+    def gather(self) -> Iterator[tuple[slice, StateDict]]:
         """The oldest rollout in flight of every actor with its columns, each exactly once, as they come."""
         self._gap = 0
         last_answer = time.monotonic()
@@ -230,7 +230,7 @@ class Fleet(VectorEnv):
         flight.part = part
         return True
 
-    def _account(self, member: Member) -> tuple[slice, dict[str, Any]]:
+    def _account(self, member: Member) -> tuple[slice, StateDict]:
         """Refuse a rollout that is not the next one of its actor: none is learnt from twice, and none is left out."""
         flight = member.flight.popleft()
         part = flight.part
@@ -305,7 +305,7 @@ class Fleet(VectorEnv):
         words = [self._config.seed, member.columns.start, member.generation, self._entropy]
         return int(np.random.SeedSequence(words).generate_state(1)[0]) >> 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """What `restore` continues from; rollouts in flight are waited for, and learnt from later all the same."""
         for member in self.members:
             for place in range(len(member.flight)):
@@ -317,7 +317,7 @@ class Fleet(VectorEnv):
             return {"parts": []}
         parts = [state["envs"] for state in states]
         if all(set(part) == {"envs"} for part in parts):
-            snapshot: dict[str, Any] = {"envs": []}
+            snapshot: StateDict = {"envs": []}
             for part in parts:
                 snapshot["envs"] += part["envs"]
         elif len(parts) == 1:

@@ -15,6 +15,7 @@ import numpy as np
 
 import rewards
 from envs.transitions import Rollout, Transitions
+from envs.types import StateDict
 from lodestar.mappings import take_rows
 from runners.run.config import TrainConfig
 
@@ -27,7 +28,7 @@ Frames = np.ndarray
 Embeddings = dict[str, np.ndarray]
 
 
-def frame_rewards(mix: Any) -> dict[str, Any]:
+def frame_rewards(mix: Any) -> StateDict:
     """The rewards of a mix that read frames, by name."""
     rewards_that_see = {}
     for name, stream in mix.streams.items():
@@ -152,16 +153,16 @@ class EmbeddedRollout(Rollout):
             value[0] = value[-1]
         self.final_embedded.clear()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         embedded = {name: value[0].copy() for name, value in self.embedded.items()}
         return super().state_dict() | {"embedded": embedded}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
         self.show(state["embedded"])
 
 
-def frames_of(part: dict[str, Any]) -> tuple[Frames, list[tuple[int, np.ndarray]]]:
+def frames_of(part: StateDict) -> tuple[Frames, list[tuple[int, np.ndarray]]]:
     """Take the frames out of an actor's part: (T * n + M, H, W, 3), and where the M last ones belong."""
     frames = part["modalities"].pop("frame")
     arrays = [frames.reshape(-1, *frames.shape[2:])]

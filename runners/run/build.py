@@ -29,7 +29,7 @@ from envs.masks import has_mask, sizes
 from envs.transitions import Transitions
 from lodestar.memory import memory, refuse_beyond
 from runners.run import checkpoint
-from runners.run.config import RECORDING, TrainConfig, UsageError, from_dict, read
+from runners.run.config import RECORDING, TrainConfig, UsageError, Values, from_dict, read
 from runners.run.trust import require, saved_keys
 from runners.run.value import cast
 
@@ -238,7 +238,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     from rewards.adapters.guided import add_guides, guides
 
     backend = config.backend
-    options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
+    options: Values = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options["text"] = "text" in mix.requires
     options["signals"] = "signals" in mix.requires
     if options["text"]:
@@ -246,7 +246,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     options |= config.env_options
     if config.starts:
         options["starts"] = config.starts
-    workers: dict[str, Any] | None = None
+    workers: Values | None = None
     if backend == "workers":
         watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error}
         workers = {**watchdog, "crash_folder": crashes}
@@ -312,7 +312,7 @@ def find_device(requested: str) -> str:
     return requested
 
 
-def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback | None, dict[str, Any]]:
+def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback | None, Values]:
     """The callback that feeds the mix, if the agent does not do so itself, and what the agent is built with."""
     if kind == RECORDING:
         return None, {}
@@ -395,7 +395,7 @@ def config_of(run: Path, trust: bool = False) -> TrainConfig:
         raise UsageError(f"{run / 'config.yaml'} cannot be used: {error}") from error
 
 
-def check_types(saved: dict[str, Any]) -> dict[str, Any]:
+def check_types(saved: Values) -> Values:
     """A saved configuration with values of the types that are declared; a UsageError for one that is of no such type.
 
     Names that are unknown, of an earlier version perhaps, are left to `from_dict`.
@@ -412,7 +412,7 @@ def check_types(saved: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def typed_options(prefix: str, kind: type, options: dict[str, Any]) -> dict[str, Any]:
+def typed_options(prefix: str, kind: type, options: Values) -> Values:
     """The options of a Config as its fields' types want them; those of fields that it lacks as they are."""
     hints = get_type_hints(kind)
     typed = dict(options)
@@ -422,14 +422,14 @@ def typed_options(prefix: str, kind: type, options: dict[str, Any]) -> dict[str,
     return typed
 
 
-def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
+def saved_config(run: Path, key: str = "run") -> Values:
     """What a run's config.yaml holds; a UsageError, about the `key` of the command line, if it is no run's folder."""
     if not (run / "config.yaml").exists():
         raise UsageError(f"{key}={run} is no run's folder (it has no config.yaml); give one below runs/")
     return read(run / "config.yaml")
 
 
-def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
+def load_checkpoint(run: Path, at: str = "") -> tuple[Values, int]:
     """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
     # Of several checkpoints of one step the last that was written stays in this table.
     folders = {}

@@ -22,6 +22,8 @@ from lodestar.files import read_text
 from lodestar.mappings import map_values
 from lodestar.settings import Settings, setting
 
+# Plain data by name: options, keys of a command line, what YAML and JSON files hold.
+Values = dict[str, Any]
 # The driver of an agent that learns from recordings alone.
 RECORDING = "recording"
 MAX_YAML_DEPTH = 12
@@ -50,8 +52,8 @@ class TrainConfig(Settings):
     """One run. Its fields are the keys of the command line: `agent_name` is `agent`, `env_options` are `env.<name>`."""
 
     env: str = setting("", "any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>")
-    env_options: dict[str, Any] = setting({}, "options of the environment, for envs.make.make")
-    reward: dict[str, Any] = setting({}, "a name (bonuses are added to the task), or a list: 'reward=[task,clip]'")
+    env_options: Values = setting({}, "options of the environment, for envs.make.make")
+    reward: Values = setting({}, "a name (bonuses are added to the task), or a list: 'reward=[task,clip]'")
     agent: Any = setting(None, "a name; its options are agent.<field>")
     agent_name: str = "ppo"
     data: list[str] = setting(
@@ -223,9 +225,6 @@ RENAMED = {
     "reward.oni.world": "reward.oni.family",
 }
 
-# What runs did that were saved before there was an option, where its default is something else.
-VALUES_BEFORE_OPTIONS = {"reward.hindsight.skip": False}
-
 # Where a run is kept and what it reports does not change what it learns.
 MANAGEMENT = frozenset(
     {
@@ -270,7 +269,7 @@ LATER_DEFAULTS = {
 }
 
 
-def to_dict(config: TrainConfig) -> dict[str, Any]:
+def to_dict(config: TrainConfig) -> Values:
     """Plain data: what config.yaml holds."""
     values = dict(vars(config))
     values["reward"] = map_values(dataclasses.asdict, config.reward)
@@ -299,9 +298,9 @@ def sources(config: TrainConfig) -> dict[str, str]:
     return places
 
 
-def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: dict[Any, Any], prefix: str = "") -> Values:
     """{"agent": {"gamma": 1}} -> {"agent.gamma": 1}."""
-    flat: dict[str, Any] = {}
+    flat: Values = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
             flat |= flatten(value, f"{prefix}{key}.")
@@ -310,7 +309,7 @@ def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
+def from_dict(values: Values, trusted: bool = False) -> TrainConfig:
     """The inverse of `to_dict`; of the user's classes only those loaded, unless it is `trusted`; else a UsageError."""
     try:
         for name, source in values.get("code", {}).items():
@@ -333,7 +332,7 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
         raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
 
 
-def _current_options(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+def _current_options(prefix: str, options: Values) -> Values:
     """Options saved by an earlier version, by the names of this one."""
     current = {}
     for key, value in options.items():
@@ -343,10 +342,9 @@ def _current_options(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     # The default of earlier versions, saved with every run: nothing that its user had asked for.
     if prefix == "" and current.get("eval_sampled") is False:
         current["eval_sampled"] = "auto"
-    for key, value in VALUES_BEFORE_OPTIONS.items():
-        owner, _, name = key.rpartition(".")
-        if prefix == f"{owner}.":
-            current.setdefault(name, value)
+    # What runs did that were saved before there was this option, whose default is something else.
+    if prefix == "reward.hindsight.":
+        current.setdefault("skip", False)
     return current
 
 
@@ -366,7 +364,7 @@ def load(path: Path) -> TrainConfig:
     return from_dict(read(path))
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Values:
     """The plain data in a YAML file, a mapping without references, which can unfold to gigabytes; else a UsageError."""
     import yaml
 

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.types import Obs
+from envs.types import Obs, StateDict
 from lodestar.state import Stateful
 from rewards.exploration.count import CountTable, Hash
 from runners.run.config import UsageError
@@ -55,7 +55,7 @@ class Coverage(Stateful):
             self.table.add(keys)
             self.recent = np.union1d(self.recent, keys)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         self.count()
         return super().state_dict()
 

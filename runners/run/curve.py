@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lodestar.files import replacing
+from runners.run.config import Values
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
 TASK_COLOUR = "#4c9be8"
@@ -37,7 +38,7 @@ def colours(streams: Iterable[str]) -> dict[str, str]:
     return table
 
 
-def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Any = None) -> Path:
+def curve(folder: Path, title: str, *, scores: Values | None = None, control: Any = None) -> Path:
     """Draw `curve.png` into a run's folder; `control` is its `runners.sweep.control.Control`, if it has one.
 
     The first panel has the task's and the learned return; where they part, it is shaded. If the agent's reward is not
@@ -98,7 +99,7 @@ def _marker(steps: np.ndarray, single: str = "o") -> str:
     return "" if len(steps) > 1 else single
 
 
-def _plot_task_returns(axis: Any, rows: list[dict[str, str]], scores: dict[str, Any] | None, control: Any) -> None:
+def _plot_task_returns(axis: Any, rows: list[dict[str, str]], scores: Values | None, control: Any) -> None:
     steps, task = _columns(rows, TASK_RETURN)
     axis.plot(steps, task, color=TASK_COLOUR, linewidth=2, label="task return", marker=_marker(steps))
     if control is not None and (control.run / "metrics.csv").exists():

@@ -36,7 +36,13 @@ INTERRUPTED = 130
 TERMINATED = 143
 # Every signal that asks a process to end: Ctrl-C, a closed terminal, what batch systems send before they kill.
 STOPPING = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU),
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
 )
 
 # What NumPy and torch say about an array that does not fit into memory.

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from lodestar.files import open_to_append, read_json, refuse_link
 from runners.run.checkpoint import BEST, remove_leftovers, versions, write_json
-from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
+from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, Values, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
@@ -71,17 +71,13 @@ class RunFolder:
 
     def is_finished(self, config: TrainConfig) -> bool:
         """Whether the run of this configuration has ended here, with as many steps as it asks for."""
-        status = self.status()
+        status = read_status(self.path)
         same_length = status.get("total", config.total_timesteps) == config.total_timesteps
         return status.get("state") == "finished" and same_length and _continues(config, self.path, status)
 
-    def status(self) -> dict[str, Any]:
-        """The contents of status.json; empty for a new run."""
-        return read_status(self.path)
-
     def write_status(self, **changes: Any) -> None:
         """Update status.json: `state` (running, stopped, failed, finished), `step`, `error`, `exit_code`, ..."""
-        status = self.status() | changes
+        status = read_status(self.path) | changes
         status["pid"] = os.getpid()
         status["host"] = socket.gethostname()
         status["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -100,7 +96,7 @@ class RunFolder:
             remove_leftovers(folder)
         if self.new:
             write_json(self.path / "versions.json", versions())
-        elif not self.status():
+        elif not read_status(self.path):
             print(f"{self.path / STATUS} cannot be read; it is written anew, the run continues from its checkpoints")
         with open_to_append(self.path / "command.txt") as file:
             file.write(f"{command}\n".encode())
@@ -217,13 +213,13 @@ def _continuable_runs(config: TrainConfig) -> list[Path]:
     return same + shorter
 
 
-def _continues(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
+def _continues(config: TrainConfig, path: Path, status: Values) -> bool:
     """Whether this is the run of that folder, for as many steps or more."""
     before = status.get("total", config.total_timesteps)
     return before <= config.total_timesteps and has_key(path, status, config.key(before))
 
 
-def has_key(path: Path, status: dict[str, Any], key: str) -> bool:
+def has_key(path: Path, status: Values, key: str) -> bool:
     """Whether a run has this key: the one it wrote down, or that of its configuration as this version reads it.
 
     The latter is of a run of an earlier version, which did not know of today's options.
@@ -236,7 +232,7 @@ def has_key(path: Path, status: dict[str, Any], key: str) -> bool:
         return False
 
 
-def read_status(path: Path) -> dict[str, Any]:
+def read_status(path: Path) -> Values:
     """status.json of a run's folder without what has another form; empty where there is none that can be read."""
     status = {}
     for key, value in read_json(path / STATUS).items():
@@ -245,7 +241,7 @@ def read_status(path: Path) -> dict[str, Any]:
     return status if "state" in status else {}
 
 
-def _status(path: Path) -> dict[str, Any]:
+def _status(path: Path) -> Values:
     """`read_status`; of a run that lost it, what its configuration says, so that its checkpoints can be reached."""
     status = read_status(path)
     if "key" in status or status.get("state") == EXPORTED:
@@ -288,7 +284,7 @@ def _lock(path: Path, new: bool) -> RunFolder | None:
     return RunFolder(path, lock, new)
 
 
-def mean_costs(scores: dict[str, Any]) -> dict[str, float]:
+def mean_costs(scores: Values) -> dict[str, float]:
     """The mean costs of the streams that have a limit, by their names, out of a policy's scores."""
     costs = {}
     for key, value in (scores.get("metrics") or {}).items():

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import load_env_creator
 from safetensors import SafetensorError, safe_open
 
 from envs.residual import script
+from envs.types import StateDict
 from lodestar.files import SMALL, regular
 from lodestar.tables import MODULE_AND_CLASS, module_name
 from runners.run.build import Parts, load_checkpoint, load_run, networks_that_fit, quote_error, saved_config
@@ -170,7 +171,7 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     return f"from step {step:,} of {source}: {', '.join(loaded)}"
 
 
-def _begin_with_run(config: TrainConfig, name: Any, state: dict[str, Any], streams: list[str], model: Any) -> list[str]:
+def _begin_with_run(config: TrainConfig, name: Any, state: StateDict, streams: list[str], model: Any) -> list[str]:
     """The names of what the model took from the state of a run of agent `name`."""
     from agents.base import BaseAgent
 

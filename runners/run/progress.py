@@ -34,6 +34,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
+from envs.types import StateDict
 from lodestar.files import make_folder, open_text_file
 from lodestar.state import pack, state_of, unpack
 from runners.run import checkpoint
@@ -74,7 +75,7 @@ class Saver(BaseCallback):
         parts: "Parts",
         signals: Signals,
         live: "Live",
-        state: dict[str, Any] | None,
+        state: StateDict | None,
         evaluator: "Evaluator | None" = None,
     ) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ class Saver(BaseCallback):
         workers: Any = self.training_env.unwrapped
         workers.say = self._note_restart
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self) -> StateDict:
         """Everything the run needs to continue from here; valid between two rollouts."""
         venv: Any = self.training_env
         agent: Any = self.model
@@ -235,7 +236,7 @@ class Saver(BaseCallback):
         if self.model.num_timesteps != self._saved:
             self._write(self.capture(), self.model.num_timesteps)
 
-    def _write(self, state: dict[str, Any], step: int) -> None:
+    def _write(self, state: StateDict, step: int) -> None:
         if not self._is_saveable(state["agent"]["modules"], step):
             return
         if time.monotonic() - self._failed_at < SAVE_RETRY_S and self.signals.received is None:
@@ -252,7 +253,7 @@ class Saver(BaseCallback):
         with suppress(OSError):
             self.folder.write_status(step=step)
 
-    def _is_saveable(self, modules: dict[str, Any], step: int) -> bool:
+    def _is_saveable(self, modules: StateDict, step: int) -> bool:
         """Whether every weight of the agent is finite; a NotFinite unless the agent will restore such weights."""
         for path, value in flatten(modules).items():
             if not isinstance(value, torch.Tensor) or is_finite(value):
@@ -285,7 +286,7 @@ class Saver(BaseCallback):
         return float(np.mean([episode["r"] for episode in window]))
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> StateDict:
     """The global generators of Python, NumPy and torch."""
     state = {
         "python": random.getstate(),
@@ -297,7 +298,7 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: StateDict) -> None:
     """The inverse of `random_state`."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
@@ -374,7 +375,7 @@ class CSVLog(KVWriter):
         self._rewrite(rows)
 
     def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
-        row: dict[str, Any] = {"step": step}
+        row: StateDict = {"step": step}
         for tag, value in sorted(scalars(key_values).items()):
             row[tag] = f"{value:.8g}"
         new_columns = [tag for tag in row if tag not in self.columns]

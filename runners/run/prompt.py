@@ -21,7 +21,7 @@ from agents.offline.plan import SEGMENT_STEPS, Plan
 from envs.recording import episodes
 from envs.transitions import Transitions
 from rewards.demonstrations.hilp import Hilbert
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 
 if TYPE_CHECKING:
     from runners.offline import OfflineConfig
@@ -63,9 +63,7 @@ def learn_policy(
     return model
 
 
-def set_prompt(
-    model: HILP, name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space]
-) -> None:
+def set_prompt(model: HILP, name: str, given: Values, batch: Transitions, spaces: tuple[gym.Space, gym.Space]) -> None:
     """Give the policy its prompt, `goal` or a reward, with its options."""
     phi = model.phi
     before = phi(model.own.vector(batch.obs))
@@ -96,7 +94,7 @@ def set_prompt(
 
 
 def score_recording(
-    name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space], gamma: float
+    name: str, given: Values, batch: Transitions, spaces: tuple[gym.Space, gym.Space], gamma: float
 ) -> np.ndarray:
     """A reward's scores of all transitions, (N,); a UsageError where there is nothing to prefer."""
     mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=gamma)
@@ -108,7 +106,7 @@ def score_recording(
     return scores[:, 0]
 
 
-def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndarray:
+def goal_of(options: Values, model: HILP, batch: Transitions) -> np.ndarray:
     """The goal as a vector (1, D): `place`, or what the transition `row` led to; of neither, the last one."""
     place = options.get("place", [])
     row = options.get("row", -1)

@@ -21,7 +21,7 @@ from rewards.adapters.guided import add_guides
 from rewards.llm.judges.base import SegmentJudge
 from rewards.mix.mix import Mix
 from rewards.preference.users import Users
-from runners.run.config import TrainConfig, UsageError
+from runners.run.config import TrainConfig, UsageError, Values
 
 # (observation, whether an episode begins, its action mask if it has one) -> action
 Act = Callable[..., Any]
@@ -133,7 +133,7 @@ def play_steps(env: Any, act: Act | None, seed: int, max_steps: int) -> Iterator
         obs = next_obs
 
 
-def new_judge(mix: Mix, kind: str, options: dict[str, Any]) -> SegmentJudge:
+def new_judge(mix: Mix, kind: str, options: Values) -> SegmentJudge:
     """The judge of somebody new; a UsageError where nobody can be told to the policy, or answers come later."""
     users = serving_reward(mix)
     if users is None:

@@ -20,7 +20,7 @@ import rewards
 from envs.family import families
 from lodestar.settings import settings_of
 from lodestar.tables import installed_entry_points
-from runners.run.config import UsageError, flatten
+from runners.run.config import UsageError, Values, flatten
 from runners.run.value import is_float
 
 # A server on this machine, which is sent nothing that it could pass on.
@@ -55,7 +55,7 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
 
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
     """
-    settings = {}
+    settings: Values = {}
     for key, value in values.items():
         # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
         settings |= {key: value} if key.startswith("env.") else flatten({key: value})
@@ -73,7 +73,7 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
     _search_here()
 
 
-def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+def saved_keys(saved: Mapping[str, Any]) -> Values:
     """What a saved configuration, or the metadata of a recording, sets that could reach out."""
     parts = {"env": saved.get("env_options"), "reward": saved.get("reward"), "agent": saved.get("agent")}
     for name, options in parts.items():

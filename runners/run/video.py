@@ -24,7 +24,7 @@ from lodestar.files import replacing
 from lodestar.video import CODEC_BLOCK_PX, INSTALL_FFMPEG, write_gif, write_mp4
 from rewards.adapters.guided import add_guides
 from rewards.mix.mix import Mix
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, Values
 from runners.run.curve import colours
 from runners.run.output import Ticker
 from runners.run.served import Act, play_steps
@@ -103,7 +103,7 @@ def can_be_drawn(env_id: str) -> bool:
     return mode in _metadata(env_id).get("render_modes", [mode])
 
 
-def _metadata(env_id: str) -> dict[str, Any]:
+def _metadata(env_id: str) -> Values:
     """What the class of an environment declares; nothing for one that a function makes."""
     return getattr(creator(env_id), "metadata", {})
 
@@ -111,7 +111,7 @@ def _metadata(env_id: str) -> dict[str, Any]:
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection[str] = ()) -> Any:
     """The environment of a run, with what its rewards read and `also` names; text for pictures unless `drawn`."""
     needs = {*mix.requires, *also}
-    options = {"text": "text" in needs, "signals": "signals" in needs} | config.env_options
+    options: Values = {"text": "text" in needs, "signals": "signals" in needs} | config.env_options
     options["frame_size"] = mix.frame_size
     options["max_episode_steps"] = config.max_episode_steps
     mode = None

@@ -9,14 +9,13 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 from lodestar.files import read_json
 from lodestar.settings import Settings, declarations, setting, settings_of
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError, describe_unknown
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, Values, describe_unknown
 from runners.run.value import cast, literals, replace_arguments
 from runners.sweep.job import Job, Launcher
 
@@ -30,7 +29,7 @@ class JobsConfig(Settings):
     name: str = setting("", "of the folder below root; by default made of what is run")
     root: str = setting("runs", "folder that everything is written to")
     launcher: str = setting("local", "what runs the jobs", choices=tuple(LAUNCHERS))
-    launcher_options: dict[str, Any] = setting({}, "options of the launcher")
+    launcher_options: Values = setting({}, "options of the launcher")
     slots: int | None = setting(None, "jobs at once; by default one a core", ">= 1")
     gpus: float = setting(0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0: none", ">= 0")
     rest: list[str] = setting([], "keys of runners.train")
@@ -56,7 +55,7 @@ class JobsConfig(Settings):
         """The launcher, with its options."""
         return make_launcher(self.launcher, {"slots": self.slots, **self.launcher_options})
 
-    def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:
+    def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: Values) -> Job:
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
         given = literals({**changes, "run_dir": str(place)})
@@ -80,7 +79,7 @@ class JobsConfig(Settings):
         return train, tuple(replace_arguments(("control=none", "video=false", f"log_every={log_every}"), self.rest))
 
 
-def begin(folder: Path, settings: dict[str, Any]) -> None:
+def begin(folder: Path, settings: Values) -> None:
     """Write down the settings of a command that must not change; a UsageError if an earlier start had others."""
     path = folder / "plan.json"
     # JSON turns tuples into lists, so that what is read can be compared.
@@ -92,7 +91,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
     write_json(path, settings)
 
 
-def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
+def make_launcher(name: str, options: Values) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls = resolve_name(LAUNCHERS[name])
     keys = []

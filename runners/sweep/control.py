@@ -6,11 +6,10 @@ control does as well, the reward did not help. A control that fails does not sto
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import rewards
 from lodestar.files import make_folder, read_json
-from runners.run.config import TrainConfig, assignments
+from runners.run.config import TrainConfig, Values, assignments
 from runners.run.value import replace_arguments
 from runners.sweep.child import Child
 
@@ -35,7 +34,7 @@ class Control(Child):
         arguments += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
         super().__init__(tuple(replace_arguments(argv, arguments)), self.run, Path())
 
-    def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
+    def result(self, patience_s: float = 600.0) -> Values | None:
         """Wait for the control's evaluation; None if it failed or took too long."""
         try:
             if self.process.wait(patience_s) == 0:
@@ -58,7 +57,7 @@ def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
     return control
 
 
-def changes_of(config: TrainConfig) -> dict[str, Any]:
+def changes_of(config: TrainConfig) -> Values:
     """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
     changes = {}
     for name in config.reward:

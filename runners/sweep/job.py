@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from lodestar.files import LARGE, make_folder, open_to_append, read_bytes
 from lodestar.settings import Settings
 from runners.report.job_log import Entry, events, path_in, replay
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
 from runners.run.folder import LOG, read_status, refuse_links
 
@@ -183,7 +183,7 @@ class JobLog:
         """Let another sweep in."""
         self._lock.release()
 
-    def _append(self, events: list[dict[str, Any]]) -> None:
+    def _append(self, events: list[Values]) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         lines = "".join(json.dumps({"time": stamp, **event}) + "\n" for event in events)
         try:

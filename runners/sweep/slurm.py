@@ -24,7 +24,7 @@ from typing import Any
 from lodestar.files import read_json
 from lodestar.settings import setting
 from runners.run.checkpoint import write_json
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Launcher, Outcome
@@ -143,7 +143,7 @@ class Slurm(Launcher):
                 del self._running[name]
 
     def _make_executor(self, gpus: int) -> Any:
-        options: dict[str, Any] = {"cpus_per_task": self.cpus, "signal_delay_s": self.notice_s}
+        options: Values = {"cpus_per_task": self.cpus, "signal_delay_s": self.notice_s}
         options |= {"gpus_per_node": gpus, "setup": self.setup}
         # The two executors of submitit have their own names for a time limit and for memory.
         if self._is_local:

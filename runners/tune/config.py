@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.settings import declarations, setting
 from runners.cli.compose import kinds_of
-from runners.run.config import TrainConfig, UsageError, describe_unknown
+from runners.run.config import TrainConfig, UsageError, Values, describe_unknown
 from runners.run.value import is_number
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import folder_name
@@ -48,7 +48,7 @@ class TuneConfig(JobsConfig):
     test_seeds: int = setting(5, "runs of the best and of the default, seeds 0, 1, ...", low=1, high=TUNING_SEED)
     budget: int = setting(0, "environment steps after which no trial begins any more; 0 for no limit", ">= 0")
     tune: list[str] = setting([], "keys to try, as in tune=agent.learning_rate,reward.rnd.weight; none for all ranges")
-    tune_options: dict[str, Any] = setting({}, "a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]")
+    tune_options: Values = setting({}, "a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]")
     objective: str = setting(
         "return",
         "what chooses: return, by evaluations; or fqe, for data=, by what the recording alone says of the policy",
@@ -76,11 +76,11 @@ class TuneConfig(JobsConfig):
         name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
         self.folder = Path(self.root) / "tune" / folder_name(self.name or name)
 
-    def run(self, name: str, values: dict[str, Any], seed: int) -> Job:
+    def run(self, name: str, values: Values, seed: int) -> Job:
         """A run with some settings; `name` is its folder in that of the search, too."""
         return self.job(self.folder, name, self.argv, {**values, "seed": seed})
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> Values:
         """What must be the same for a search to continue in its folder; trials and budget may be raised."""
         fixed = {
             "argv": list(self.argv),
@@ -137,7 +137,7 @@ class Space:
 
 
 def spaces(
-    config: TrainConfig, chosen: list[str], ranges: dict[str, Any], fixed: set[str] | frozenset[str] = frozenset()
+    config: TrainConfig, chosen: list[str], ranges: Values, fixed: set[str] | frozenset[str] = frozenset()
 ) -> list[Space]:
     """What a search over the settings of a run tries, in the order in which it is declared; else a UsageError.
 
@@ -145,7 +145,7 @@ def spaces(
     `ranges` key -> range, where it gives one; tried too.
     """
     # Types and ranges of what the agent and the rewards declare: the environment is not tuned.
-    kinds: dict[str, Any] = {}
+    kinds: Values = {}
     declared = {}
     for prefix, options in options_by_prefix(config).items():
         kinds |= kinds_of(type(options), prefix)
@@ -196,7 +196,7 @@ def space(key: str, given: Any, kind: Any = float) -> Space:
     return Space(key, (float(low), float(high)), kind_of_range)
 
 
-def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
+def values_of(config: TrainConfig, tried: list[Space]) -> Values:
     """What a configuration itself takes for every setting that is tried."""
     options = options_by_prefix(config)
     values = {}
@@ -206,7 +206,7 @@ def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
     return values
 
 
-def check(config: TrainConfig, values: dict[str, Any]) -> None:
+def check(config: TrainConfig, values: Values) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in options_by_prefix(config).items():
         changes = {}
@@ -216,7 +216,7 @@ def check(config: TrainConfig, values: dict[str, Any]) -> None:
         dataclasses.replace(options, **changes)
 
 
-def options_by_prefix(config: TrainConfig) -> dict[str, Any]:
+def options_by_prefix(config: TrainConfig) -> Values:
     """What has settings: prefix on the command line -> options of the agent, and of each reward."""
     rewards = {f"reward.{name}.": options for name, options in config.reward.items()}
     return {"agent.": config.agent, **rewards}

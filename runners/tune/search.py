@@ -39,7 +39,7 @@ from runners.report.job_log import Entry
 from runners.report.read import possible_returns
 from runners.report.statistics import Estimate, aggregate, clip_interval, iqm, paired_difference
 from runners.run.checkpoint import versions, write_atomically, write_json
-from runners.run.config import sources
+from runners.run.config import Values, sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
 from runners.run.output import SIGN_OF_LIFE_S, clock, number_text
@@ -278,7 +278,7 @@ def steps(config: TuneConfig) -> int:
     return total
 
 
-def settings(values: dict[str, Any]) -> str:
+def settings(values: Values) -> str:
     """As a command line gives them, to four digits."""
     words = []
     for key, value in values.items():
@@ -287,13 +287,13 @@ def settings(values: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def best_settings(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
+def best_settings(study: optuna.Study, config: TuneConfig) -> Values:
     """The settings of the best trial; none if that is the default, in all that it sets."""
     params = study.best_trial.params
     return {} if params == config.default else params
 
 
-def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
+def test_jobs(config: TuneConfig, setting: Values) -> list[Job]:
     """Runs that judge: both arms with the same seeds; the default alone if nothing better was found."""
     jobs = []
     for seed in range(config.test_seeds):
@@ -303,7 +303,7 @@ def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
     return jobs
 
 
-def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
+def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> Values:
     """All results, as plain data; `jobs` are the test's, all finished.
 
     Where the default was the best trial there is no `tuned`: nothing better was found, so there is no difference.
@@ -348,7 +348,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
     }
 
 
-def arm_scores(folders: list[Path]) -> dict[str, Any]:
+def arm_scores(folders: list[Path]) -> Values:
     """The task returns of an arm's test runs, their IQM with its interval; and that of their modes, where judged."""
     returns = np.array(list(map(score, folders)))
     mode = None
@@ -359,7 +359,7 @@ def arm_scores(folders: list[Path]) -> dict[str, Any]:
     return {**_estimate(estimate), "runs": returns.tolist(), "mode": mode}
 
 
-def _estimate(estimate: Estimate) -> dict[str, Any]:
+def _estimate(estimate: Estimate) -> Values:
     return {"iqm": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
 
 
@@ -368,7 +368,7 @@ def _value(trial: FrozenTrial) -> float | None:
     return trial.value if trial.state == TrialState.COMPLETE else None
 
 
-def _row(trial: FrozenTrial) -> dict[str, Any]:
+def _row(trial: FrozenTrial) -> Values:
     row = {"trial": trial.number, "state": trial.state.name.lower(), "value": _value(trial)}
     for key in ("returns", "why"):
         if key in trial.user_attrs:
@@ -376,7 +376,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
     return {**row, "params": trial.params}
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Values) -> str:
     """The verdict as text; the last numbers are the ones that count."""
     counts = results["trials"]
     tuning_seeds = results["tuning_seeds"]
@@ -411,7 +411,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
+def write(config: TuneConfig, results: Values, command: str) -> Path:
     """tune.json and best.yaml, a preset of all in which the best runs differ from a plain `runners.train`: its path."""
     import yaml
 
