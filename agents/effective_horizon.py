@@ -69,7 +69,10 @@ def gorp(
         budget: simulator steps that may be spent; None is returned when they are.
     """
     n_actions = _count_actions(clones, k, m)
-    limit = _episode_limit(clones, max_steps)
+    limits = [steps for steps in (max_steps, clones.max_steps) if steps is not None]
+    if not limits:
+        raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")
+    limit = min(limits)
     space: Any = clones.action_space
     rng = np.random.default_rng([seed, k, m])
     # (k, A^k): every sequence of k actions.
@@ -165,13 +168,6 @@ def _count_actions(clones: Clones, k: int, m: int) -> int:
     if k < 1 or m < 1 or n_actions**k > MAX_SEQUENCES:
         raise ValueError(f"k={k}, m={m} with {n_actions} actions; give 1 or more, and k with A^k <= {MAX_SEQUENCES:,}")
     return max(n_actions, 2)
-
-
-def _episode_limit(clones: Clones, max_steps: int | None) -> int:
-    limits = [steps for steps in (max_steps, clones.max_steps) if steps is not None]
-    if not limits:
-        raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")
-    return min(limits)
 
 
 def _rewards(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:

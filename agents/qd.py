@@ -286,9 +286,9 @@ class QD(BaseAgent):
         pool_codes = codes[: len(pool["seen"])]
         novelties = novelty(pool_codes, codes, self.config.nearest)
         order = np.argsort(-novelties, kind="stable")
-        self.people = select(pool, order[: self.config.population])
+        self.people = take_rows(pool, order[: self.config.population])
         order = self.rng.permutation(self.steps.n)
-        archived = select(new, order[:ARCHIVED_CHILDREN])
+        archived = take_rows(new, order[:ARCHIVED_CHILDREN])
         self.archive = join(self.archive, archived)
         return self._mutate(self.people["genome"], self.config.sigma)
 
@@ -303,7 +303,7 @@ class QD(BaseAgent):
             # Whatever was rewarded where the map had nothing as good becomes an emitter.
             is_rewarded = new["fitness"][entered] > 0
             for index in entered[is_rewarded]:
-                individual = select(new, [index])
+                individual = take_rows(new, [index])
                 ancestor = individual["seen"]
                 self.emitters.append({**individual, "ancestor": ancestor, "gain": math.inf, "waited": 0})
                 self.rewarded = join(self.rewarded, individual)
@@ -341,13 +341,13 @@ class QD(BaseAgent):
         """
         emitter = self.emitters.pop(self.playing)
         parents = {key: emitter[key] for key in new}
-        children = select(new, slice(self.replays, None))
+        children = take_rows(new, slice(self.replays, None))
         is_record = children["fitness"] > parents["fitness"].max()
-        records = select(children, is_record)
+        records = take_rows(children, is_record)
         self.rewarded = join(self.rewarded, records)
         pool = join(parents, children)
         order = np.argsort(-pool["fitness"], kind="stable")
-        best = select(pool, order[:EMITTER_SIZE])
+        best = take_rows(pool, order[:EMITTER_SIZE])
         old_fitness = emitter["fitness"].mean()
         gain = float(best["fitness"].mean() - old_fitness)
         waited = emitter["waited"] + 1
@@ -359,7 +359,7 @@ class QD(BaseAgent):
         return len(self.emitters) - 1
 
     def _cma_me(self, new: People, entered: np.ndarray) -> np.ndarray:
-        children = select(new, slice(self.replays, None))
+        children = take_rows(new, slice(self.replays, None))
         self.scheduler.tell(children["fitness"], children["place"])
         best = self.children[: self.replays]
         asked = self.scheduler.ask()
@@ -374,7 +374,7 @@ class QD(BaseAgent):
         dims = [self.config.cells] * 2
         ranges = self.bounds.T.tolist()
         archive = GridArchive(solution_dim=self.genes, dims=dims, ranges=ranges, seed=self.seed)
-        occupied = select(self.map, np.isfinite(self.map["fitness"]))
+        occupied = take_rows(self.map, np.isfinite(self.map["fitness"]))
         if len(occupied["fitness"]):
             archive.add(occupied["genome"], occupied["fitness"], occupied["place"])
         n_children = self.steps.n - self.replays
@@ -454,8 +454,3 @@ def join(first: People, second: People) -> People:
     if not first or not second:
         return first or second
     return {key: np.concatenate([first[key], second[key]]) for key in second}
-
-
-def select(people: People, index: Any) -> People:
-    """The individuals at an index of their arrays."""
-    return take_rows(people, index)

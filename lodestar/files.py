@@ -78,10 +78,10 @@ def read_text(path: str | Path, most: int = SMALL, errors: str = "replace") -> s
     return read_bytes(path, most).decode("utf-8", errors)
 
 
-def read_json(path: str | Path, most: int = SMALL) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file, for what can be made again; empty where there is none, or none that can be read."""
     try:
-        value = json.loads(read_text(path, most))
+        value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -92,9 +92,9 @@ def file_stems(folder: Path, pattern: str) -> list[str]:
     return sorted(path.stem for path in folder.glob(pattern))
 
 
-def regular(path: str | Path, most: int = HUGE) -> Path:
-    """The path, if `open_file` would open it."""
-    open_file(path, most).close()
+def regular(path: str | Path) -> Path:
+    """The path, if `open_file` would open it, however large."""
+    open_file(path, HUGE).close()
     return Path(path)
 
 

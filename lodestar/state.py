@@ -217,11 +217,6 @@ class Unsaveable(TypeError):
     """A state that a checkpoint cannot hold; the sentence says which part."""
 
 
-# The types of numbers that safetensors holds and NumPy has.
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-SAVEABLE = frozenset(["bool", *INTEGERS, "float16", "float32", "float64"])
-
-
 def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Split a nested state into a JSON tree and named arrays, copied; `unpack` is the inverse."""
     arrays: dict[str, np.ndarray] = {}
@@ -314,7 +309,8 @@ def _pack_array(value: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> 
 
 def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
     """Put an array under its path into `arrays`; returns the path, which is longer if it was taken."""
-    if array.dtype.name not in SAVEABLE:
+    # What safetensors holds and NumPy has: bool, int, uint and float.
+    if array.dtype.kind not in "biuf" or array.itemsize > 8:
         raise Unsaveable(_refusal(path, array.dtype))
     # The keys 1 and "1" of one dict print alike.
     while path in arrays:

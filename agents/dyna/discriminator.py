@@ -11,7 +11,7 @@ held-out recorded transitions; inputs are whitened, by scalers that stay until t
 When it fails: far from the data, where the discriminator has seen neither kind.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 from lodestar.numerics.descent import Flat, draw_integers, draw_uniform
-from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 
 # The largest probability, so that the reward stays finite.
@@ -34,18 +33,22 @@ MIN_KEPT_SHARE = 0.95
 MAX_THRESHOLD = 0.6
 
 
-@dataclass
-class DiscriminatorConfig(Settings):
+class DiscriminatorConfig(NamedTuple):
     """Settings of `Discriminator`."""
 
-    hidden: list[int] = setting([128, 128], "units of each hidden layer", ">= 1")
-    snapshots: int = setting(8, "how many are averaged, M", ">= 1")
-    every: int = setting(50, "gradient steps between two snapshots", ">= 1")
-    steps: int = setting(200, "gradient steps of a fit", ">= 1")
-    batch_size: int = setting(256, "recorded transitions in a minibatch, and as many imagined ones", ">= 1")
-    learning_rate: float = setting(3e-4, "of Adam", "(0, 1)")
-    gradient_weight: float = setting(0.1, "of the gradient penalty", ">= 0")
-    threshold: float | None = setting(None, "reward below which rollouts end; None: calibrated at each fit")
+    # Units of each hidden layer.
+    hidden: tuple[int, ...] = (128, 128)
+    # How many snapshots are averaged, M, and the gradient steps between two of them.
+    snapshots: int = 8
+    every: int = 50
+    # Recorded transitions in a minibatch, and as many imagined ones.
+    batch_size: int = 256
+    # Of Adam.
+    learning_rate: float = 3e-4
+    # Of the gradient penalty.
+    gradient_weight: float = 0.1
+    # The reward below which rollouts end; None: calibrated at each fit.
+    threshold: float | None = None
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
@@ -69,10 +72,10 @@ class Discriminator(Stateful):
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         width = 2 * encoding.obs_size + encoding.action_size
-        judge = Stacked(1, width, config.hidden, 1, activation="silu", seed=seed)
+        judge = Stacked(1, width, list(config.hidden), 1, activation="silu", seed=seed)
         self.judge = judge.to(self.device)
         # The last snapshots of the judge, a ring.
-        panel = Stacked(config.snapshots, width, config.hidden, 1, activation="silu")
+        panel = Stacked(config.snapshots, width, list(config.hidden), 1, activation="silu")
         self.panel = panel.to(self.device)
         self.panel.requires_grad_(False)
         self.scaler = Scaler(width).to(self.device)
@@ -104,7 +107,7 @@ class Discriminator(Stateful):
         best_reward = reward.gather(0, index[None])[0]
         return index, best_reward >= self.threshold
 
-    def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, model: Dynamics, steps: int) -> dict[str, float]:
         """Learn to tell a replay's transitions from the model's: judge_loss (log 2 if alike), _penalty, _threshold."""
         obs, action, next_obs = replay.arrays()[:3]
         rows, held = split(len(obs), device=self.device)
@@ -114,8 +117,6 @@ class Discriminator(Stateful):
             self._rescale(transitions)
         loss = torch.zeros((), device=self.device)
         penalty = loss
-        if steps is None:
-            steps = self.config.steps
         size = self.config.batch_size
         for begin in range(0, steps, self.config.every):
             count = min(self.config.every, steps - begin)

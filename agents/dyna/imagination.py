@@ -92,9 +92,8 @@ class Imagination(Stateful):
             self.adaptive = Adaptive(config.kappa)
         self.discriminator = None
         if config.filter == "morec":
-            settings = DiscriminatorConfig()
-            if config.filter_threshold != "auto":
-                settings = DiscriminatorConfig(threshold=float(config.filter_threshold))
+            threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
+            settings = DiscriminatorConfig(threshold=threshold)
             self.discriminator = Discriminator(encoding, settings, seed=seed, device=device)
         self.planner = _planner(config, encoding, seed, device)
         self.pessimistic = None
@@ -210,18 +209,19 @@ class Imagination(Stateful):
 
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
         """Actions (B, A) found by search from (B, D); `step` (B,) of episodes whose plans are continued, or None."""
+        rollout = self._rollouts(self.reward_source)
         if isinstance(self.planner, UPMPC):
-            return self.planner.plan(self._rollouts(self.reward_source), self._sample, obs)
+            return self.planner.plan(rollout, self._sample, obs)
         assert self.planner is not None
         if step is None:
             # The plans of running episodes are left as they were.
             running_plans = self.planner.mean
-            action = self.planner.plan(self._rollouts(self.reward_source), obs, warm=False)
+            action = self.planner.plan(rollout, obs, warm=False)
             self.planner.mean = running_plans
             return action
         begins = torch.as_tensor(step == 0, device=self.device)
         self.planner.reset(begins)
-        return self.planner.plan(self._rollouts(self.reward_source), obs, warm=True)
+        return self.planner.plan(rollout, obs, warm=True)
 
     def _rollouts(self, reward_function: RewardFunction) -> Rollout:
         """`imagine` with this reward, and all arguments that every rollout shares."""

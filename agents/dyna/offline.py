@@ -18,7 +18,7 @@ from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from envs.datasets.recordings import RecordedEnvs
 from envs.transitions import Transitions
-from lodestar.settings import preset_setting
+from lodestar.settings import setting
 
 
 @dataclass
@@ -26,13 +26,9 @@ class OfflineDynaConfig(DynaConfig):
     """Settings of `OfflineDyna`: those of `Dyna`."""
 
     preset: str = "mopo"
-    members: int = preset_setting(5, "models in the ensemble", "[1, 1000]", tune=(3, 7))
-    horizon: Any = preset_setting(
-        1, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time', tune=(1, 3, 5, 10, 20, "choice")
-    )
-    penalty_weight: float = preset_setting(
-        1.0, "of the penalty; below 0 it rewards uncertainty", "[-1e6, 1e6]", tune=(0.1, 10.0, "log")
-    )
+    members: int = setting(None, tune=(3, 7))
+    horizon: Any = setting(None, tune=(1, 3, 5, 10, 20, "choice"))
+    penalty_weight: float = setting(None, "of the penalty; below 0 it rewards uncertainty", tune=(0.1, 10.0, "log"))
 
 
 class OfflineDyna(Dyna):

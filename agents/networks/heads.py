@@ -1,6 +1,6 @@
 """How a network represents a number: the number itself, or a distribution over bins whose mean it is.
 
-    head = HLGauss(bins=101, low=-10, high=10, support="fixed")
+    head = TwoHot(low=-10, high=10)
     out = network(x)                (..., head.outputs)
     head.value(out)                 (...), the number
     head.loss(out, target)          (...), to be averaged
@@ -13,8 +13,8 @@ Sources: HL-Gauss is Farebrother et al. 2024, arXiv 2403.03950, section 3.1 (a G
 the target, as a histogram); two-hot symlog is DreamerV3's, arXiv 2301.04104, equations 8 to 10. Differences: HL-Gauss
 has three bins beyond each end, so that targets near an end keep their mean; means are taken in symlog's space.
 
-When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`. In symlog's space the
-mean of very noisy targets lies nearer to 0 than their mean.
+When it fails: targets outside the range are cut, and their gradients fade. In symlog's space the mean of very noisy
+targets lies nearer to 0 than their mean.
 """
 
 import math
@@ -47,73 +47,45 @@ class Mse(nn.Module):
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return 0.5 * (out.squeeze(-1) - target).square()
 
-    def watch(self, target: Tensor) -> None:
-        """There is no range."""
-
 
 class _Bins(nn.Module):
-    """A categorical over evenly spaced centres, of numbers as they are ("fixed" `support`) or squeezed ("symlog").
+    """A categorical over centres that are evenly spaced in symlog's space.
 
-    `low`, `high` are the smallest and largest target there, `pad` bins beyond them. `frac_clipped`, a 0-d tensor, is
-    the running share of the targets that `watch` saw outside the range.
+    `low`, `high` are the smallest and largest target there, `pad` bins beyond them.
     """
 
     centres: Tensor
-    frac_clipped: Tensor
 
-    def __init__(self, bins: int, low: float, high: float, support: str, pad: int) -> None:
+    def __init__(self, bins: int, low: float, high: float, pad: int) -> None:
         super().__init__()
-        if not low < high or bins < 2 * pad + 3:
-            raise ValueError(f"{bins} bins from {low} to {high}; give {2 * pad + 3} or more, and low below high")
-        if support not in ("fixed", "symlog"):
-            raise ValueError(f"support={support!r} is unknown; give 'fixed' or 'symlog'")
         self.outputs = bins
         self.low = low
         self.high = high
-        self.support = support
         # `low` and `high` are centres, too, so that there is one bin more than there are gaps.
         self.width = (high - low) / (bins - 1 - 2 * pad)
         beyond = pad * self.width
         centres = torch.linspace(low - beyond, high + beyond, bins)
         self.register_buffer("centres", centres, persistent=False)
-        self.register_buffer("frac_clipped", torch.zeros(()))
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        # Before version 0.4 bins had a scale that grew with the targets.
+        # A count that nothing read; and before version 0.4 bins had a scale that grew with the targets.
+        state.pop(prefix + "frac_clipped", None)
         if float(state.pop(prefix + "scale", torch.ones(()))) != 1:
             raise ValueError("the checkpoint's agent.head=hl_gauss has bins of another range (0.3); train it again")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def value(self, out: Tensor) -> Tensor:
-        inside = torch.softmax(out, -1) @ self.centres
-        if self.support == "symlog":
-            return symexp(inside)
-        return inside
+        return symexp(torch.softmax(out, -1) @ self.centres)
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy (...) of logits (..., bins) to targets (...), which broadcast; a target outside is cut."""
         log_probs = F.log_softmax(out, -1)
         return -(self.spread(target) * log_probs).sum(-1)
 
-    def to_bin_space(self, target: Tensor) -> Tensor:
-        """Targets in the space of the bins, not cut."""
-        if self.support == "symlog":
-            return symlog(target)
-        return target
-
     def spread(self, target: Tensor) -> Tensor:
         """Targets (...), cut to the range, as probabilities (..., bins)."""
-        inside = self.to_bin_space(target).clamp(self.low, self.high)
+        inside = symlog(target).clamp(self.low, self.high)
         return self._histogram(inside[..., None])
-
-    @torch.no_grad()
-    def watch(self, target: Tensor) -> None:
-        """Count the targets outside the range."""
-        inside = self.to_bin_space(target)
-        # A target at the very end, rounded, is inside.
-        slack = 1e-4 * self.width
-        is_outside = (inside < self.low - slack) | (inside > self.high + slack)
-        self.frac_clipped.lerp_(is_outside.float().mean(), 0.01)
 
     def _histogram(self, inside: Tensor) -> Tensor:
         """(..., 1) -> (..., bins)."""
@@ -123,8 +95,8 @@ class _Bins(nn.Module):
 class HLGauss(_Bins):
     """Targets as histograms of a Gaussian of deviation 0.75 bins; three bins of `bins` lie beyond each end."""
 
-    def __init__(self, bins: int = 101, low: float = -12.0, high: float = 12.0, support: str = "symlog") -> None:
-        super().__init__(bins, low, high, support, pad=3)
+    def __init__(self, bins: int = 101, low: float = -12.0, high: float = 12.0) -> None:
+        super().__init__(bins, low, high, pad=3)
         half = self.width / 2
         last_edge = self.centres[-1:] + half
         edges = torch.cat([self.centres - half, last_edge])
@@ -140,10 +112,10 @@ class HLGauss(_Bins):
 
 
 class TwoHot(_Bins):
-    """Targets as weights of the two nearest centres; low and high are in symlog's space by default."""
+    """Targets as weights of the two nearest centres."""
 
-    def __init__(self, bins: int = 101, low: float = -20.0, high: float = 20.0, support: str = "symlog") -> None:
-        super().__init__(bins, low, high, support, pad=0)
+    def __init__(self, bins: int = 101, low: float = -20.0, high: float = 20.0) -> None:
+        super().__init__(bins, low, high, pad=0)
 
     def _histogram(self, inside: Tensor) -> Tensor:
         distance = (inside - self.centres).abs() / self.width

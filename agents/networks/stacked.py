@@ -52,14 +52,6 @@ class Stacked(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        named_choices = (("activation", activation, ACTIVATIONS), ("norm", norm, NORMS))
-        for name, value, choices in named_choices:
-            if value not in choices:
-                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(choices)}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range; give a share in [0, 1)")
-        if min([members, inputs, outputs, *hidden]) < 1:
-            raise ValueError(f"{members} networks of {[inputs, *hidden, outputs]} units; each must be 1 or more")
         self.count = members
         self.inputs = inputs
         self.outputs = outputs

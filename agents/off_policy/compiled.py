@@ -42,10 +42,37 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
     if compiled is None:
         return None
     rows = _merge_minibatches(parts, count)
-    if isinstance(learner, DeepQ):
-        metrics = _learn_values(compiled, learner, rows, count)
-    else:
-        metrics = _learn_policy(compiled, learner, rows, count)
+    size = len(rows[0]) // count
+    settings = [config.learning_rate, config.tau, config.max_grad_norm]
+    flats = [learner.critic_flat]
+    moved = flats
+    update = compiled.deep_q
+    of_policy: tuple[Any, ...] = ()
+    if not isinstance(learner, DeepQ):
+        policy = cast(Any, learner)
+        update = compiled.soft_actor_critic
+        settings += [policy.target_entropy, policy.learned_alpha, MIN_LOG_STD, MAX_LOG_STD]
+        flats = [policy.critic_flat, policy.actor_flat, policy.alpha_flat]
+        moved = flats if policy.learned_alpha else flats[:2]
+        vectors = (_vectors(policy.actor_flat), _vectors(policy.alpha_flat))
+        of_policy = (*vectors, _layer_sizes(policy.actor), _draw_noise(policy, count, size))
+    # The kernel moves weights, moments and targets in place; the steps that it took are counted afterwards.
+    step_counts = torch.stack([flat.steps for flat in flats])
+    metrics = update(
+        _vectors(learner.critic_flat),
+        learner.target_flat.numpy(),
+        step_counts.numpy().astype(np.int64),
+        _layer_sizes(learner.critic),
+        learner.critic.count,
+        torch.stack([learner.mean, learner.scale]).numpy(),
+        *rows,
+        size,
+        np.array(settings),
+        config.target == "min",
+        *of_policy,
+    )
+    for flat in moved:
+        flat.steps += count
     # DQN's kernel returns the first two metrics alone.
     named = {}
     for name, value in zip(METRIC_NAMES, metrics.tolist()):
@@ -53,65 +80,14 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
     return named
 
 
-def _learn_values(compiled: Any, learner: DeepQ, rows: list[Any], count: int) -> Any:
-    flat = learner.critic_flat
-    settings = np.array(_optimiser_settings(learner))
-    size = len(rows[0]) // count
-    takes_least = learner.config.target == "min"
-    metrics = compiled.deep_q(
-        _vectors(flat),
-        learner.target_flat.numpy(),
-        _step_counts([flat]),
-        _layer_sizes(learner.critic),
-        learner.critic.count,
-        _whitening(learner),
-        *rows,
-        size,
-        settings,
-        takes_least,
-    )
-    flat.steps += count
-    return metrics
-
-
-def _learn_policy(compiled: Any, critics: Critics, rows: list[Any], count: int) -> Any:
-    learner = cast(Any, critics)
-    size = len(rows[0]) // count
-    # Axes: updates, action now and next one, rows of a minibatch, entries of an action.
+def _draw_noise(learner: Any, count: int, size: int) -> np.ndarray:
+    """Of each update, for the action now and the next one: (count, 2, rows of a minibatch, A)."""
     noise = torch.empty(count, 2, size, learner.action_size)
     for now, following in noise:
         # The next action's noise comes first, as on the other paths, so that seeds mean the same.
         following.normal_(generator=learner.generator)
         now.normal_(generator=learner.generator)
-    settings = _optimiser_settings(learner)
-    settings += [learner.target_entropy, learner.learned_alpha, MIN_LOG_STD, MAX_LOG_STD]
-    critic = learner.critic_flat
-    actor = learner.actor_flat
-    alpha = learner.alpha_flat
-    # The kernel moves weights, moments and targets in place; the steps that it took are counted afterwards.
-    step_counts = _step_counts([critic, actor, alpha])
-    takes_least = learner.config.target == "min"
-    metrics = compiled.soft_actor_critic(
-        _vectors(critic),
-        learner.target_flat.numpy(),
-        step_counts,
-        _layer_sizes(learner.critic),
-        learner.critic.count,
-        _whitening(learner),
-        *rows,
-        size,
-        np.array(settings),
-        takes_least,
-        _vectors(actor),
-        _vectors(alpha),
-        _layer_sizes(learner.actor),
-        noise.numpy(),
-    )
-    critic.steps += count
-    actor.steps += count
-    if learner.learned_alpha:
-        alpha.steps += count
-    return metrics
+    return noise.numpy()
 
 
 def _merge_minibatches(parts: Sequence[Rows], count: int) -> list[np.ndarray]:
@@ -133,19 +109,5 @@ def _vectors(flat: Flat) -> tuple[np.ndarray, ...]:
     return tuple(vector.numpy() for vector in vectors)
 
 
-def _step_counts(flats: list[Flat]) -> np.ndarray:
-    steps = torch.stack([flat.steps for flat in flats])
-    return steps.numpy().astype(np.int64)
-
-
 def _layer_sizes(net: Any) -> np.ndarray:
     return np.array([net.inputs, *net.hidden, net.outputs])
-
-
-def _whitening(learner: Critics) -> np.ndarray:
-    return torch.stack([learner.mean, learner.scale]).numpy()
-
-
-def _optimiser_settings(learner: Critics) -> list[Any]:
-    config = learner.config
-    return [config.learning_rate, config.tau, config.max_grad_norm]

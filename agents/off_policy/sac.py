@@ -282,12 +282,11 @@ class Critics(Stateful):
 
     def descend(self, loss: Tensor) -> None:
         """One step of Adam for the critics, and of their targets after them."""
-        self.critic_flat.grad.zero_()
-        loss.backward(inputs=list(self.critic.parameters()))
-        self.critic_flat.step(self.config.learning_rate, self.config.max_grad_norm)
+        config = self.config
+        self.critic_flat.descend(loss, config.learning_rate, config.max_grad_norm, list(self.critic.parameters()))
         if self.vectors:
             self.bound_weights()
-        self.target_flat.lerp_(self.critic_flat.value, self.config.tau)
+        self.target_flat.lerp_(self.critic_flat.value, config.tau)
 
     @torch.no_grad()
     def bound_weights(self) -> None:
@@ -332,7 +331,6 @@ class Critics(Stateful):
         if reward is not None and self.config.bounded_targets:
             self.watch(reward)
         target = self.clip_target(target)
-        self.head.watch(target)
         prediction = pick(out)
         q = self.head.value(prediction)
         critic_loss = self.head.loss(prediction, target).mean(-1).sum()
@@ -502,12 +500,11 @@ class SoftActorCritic(Critics):
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         """Ascend `objective` (...), its entropy bonus included, and adapt the entropy's weight."""
-        loss = -objective.mean()
-        self.actor_flat.grad.zero_()
+        config = self.config
         # Critics and models get no gradient from the policy's loss.
-        loss.backward(inputs=list(self.actor.parameters()))
-        self.actor_flat.step(self.config.learning_rate, self.config.max_grad_norm)
-        return {"actor_loss": loss.detach(), **self.entropy_step(log_prob.detach())}
+        parameters = list(self.actor.parameters())
+        loss = self.actor_flat.descend(-objective.mean(), config.learning_rate, config.max_grad_norm, parameters)
+        return {"actor_loss": loss, **self.entropy_step(log_prob.detach())}
 
     def entropy_step(self, log_prob: Tensor) -> dict[str, Tensor]:
         """Equation 18, for log alpha: (...) log-densities of the policy's actions."""

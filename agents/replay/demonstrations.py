@@ -16,6 +16,7 @@ as it is now: without it R would be no lower bound where that is negative; Q is 
 Fails when: the recording is of other dynamics; the world is random, where luck is imitated.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -206,17 +207,21 @@ class MixedReplay(Replay):
                 counts[name] = round(count * self.shares[name])
         return counts
 
-    def sample(self, batch_size: int) -> Rows:
-        """As the ring's; places in the best are -1, -2, ... Every slice has the same shares, up to a row."""
-        counts = self._source_counts(batch_size)
-        parts = [super().sample(batch_size - sum(counts.values()))]
-        for name, count in counts.items():
+    def _draw(self, draw: Callable[[Replay, int], Any], count: int) -> list[Any]:
+        """What `draw` gives of the ring, and of each source for its share of `count` rows."""
+        counts = self._source_counts(count)
+        parts = [draw(self, count - sum(counts.values()))]
+        for name, source_count in counts.items():
             source = self.sources[name]
             source.timesteps = self.timesteps
-            rows = source.sample(count)
-            if name == "best":
-                rows = rows._replace(index=-1 - rows.index)
-            parts.append(rows)
+            parts.append(draw(source, source_count))
+        return parts
+
+    def sample(self, batch_size: int) -> Rows:
+        """As the ring's; places in the best are -1, -2, ... Every slice has the same shares, up to a row."""
+        parts = self._draw(Replay.sample, batch_size)
+        if self.sources.get("best"):
+            parts[-1] = _behind(parts[-1])
         # Each row's place within its part, from 0 to 1, spreads all parts evenly over the batch.
         places = []
         for part in parts:
@@ -228,13 +233,9 @@ class MixedReplay(Replay):
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """As the ring's, the sources' last; places in these are -1, -2, ..."""
-        counts = self._source_counts(batch_size)
-        parts = [super().sequences(batch_size - sum(counts.values()), length, imagine=imagine)]
-        for name, count in counts.items():
-            source = self.sources[name]
-            source.timesteps = self.timesteps
-            sequences = source.sequences(count, length, imagine=imagine)
-            parts.append(sequences._replace(index=-1 - sequences.index))
+        draw = functools.partial(Replay.sequences, length=length, imagine=imagine)
+        own, *others = self._draw(draw, batch_size)
+        parts = [own, *map(_behind, others)]
         return Sequences(*(join(_beside, list(column)) for column in zip(*parts)))
 
     def set_priority(self, index: Tensor, error: Tensor) -> None:
@@ -244,11 +245,7 @@ class MixedReplay(Replay):
         super().set_priority(index[:own], error[:own])
 
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        counts = self._source_counts(batch_size)
-        parts = [super().starts(batch_size - sum(counts.values()))]
-        for name, count in counts.items():
-            parts.append(self.sources[name].starts(count))
-        obs, step = zip(*parts)
+        obs, step = zip(*self._draw(Replay.starts, batch_size))
         return torch.cat(obs), torch.cat(step)
 
     def arrays(self) -> Any:
@@ -263,6 +260,11 @@ class MixedReplay(Replay):
         low, high = zip(*parts)
         least = torch.stack(low).amin(0)
         return least, torch.stack(high).amax(0)
+
+
+def _behind(part: Any) -> Any:
+    """Rows or sequences of a source, whose places are told from the ring's: -1, -2, ..."""
+    return part._replace(index=-1 - part.index)
 
 
 def _beside(sequences: list[Any]) -> Any:

@@ -21,7 +21,6 @@ from lodestar.memory import refuse_beyond
 from lodestar.numerics.descent import draw_integers
 from lodestar.state import Stateful
 
-SAMPLING = ("uniform", "dfs", "lap")
 # The exponent of `lap`'s priorities, its source's.
 LAP_ALPHA = 0.4
 # Weight of a row that is drawn only if all others are as well.
@@ -243,8 +242,7 @@ class Replay(Stateful):
     def take(self, other: "Replay") -> None:
         """The transitions of a replay that is given up, for this one's scorer; none if they lack what it reads."""
         other.flush()
-        fields = Transitions.__dataclass_fields__
-        columns = {name: column for name, column in other.columns.items() if name in fields}
+        columns = {name: column for name, column in other.columns.items() if name in MODALITY_FIELDS}
         missing = self.scorer.requires.intersection(MODALITY_FIELDS) - set(columns)
         if missing or self.length != other.length:
             return
@@ -386,15 +384,7 @@ class Replay(Stateful):
         elif not encoding.images:
             obs = encoding.obs(obs)
             next_obs = encoding.obs(next_obs)
-        extras = {}
-        modalities = {}
-        for key, column in self.columns.items():
-            values = column.reshape(self.size, *column.shape[2:])[places]
-            if key in MODALITY_FIELDS:
-                modalities[key] = values
-            else:
-                extras[key] = values
-        return Transitions(
+        batch = Transitions(
             obs=obs,
             action=encoding.decode(table[:, self._action]),
             reward=table[:, self._task],
@@ -403,9 +393,9 @@ class Replay(Stateful):
             truncated=table[:, self._truncated] > 0,
             valid=table[:, self._valid] > 0,
             step=table[:, self._step].astype(np.int64),
-            extras=extras,
-            **modalities,
         )
+        columns = {key: column.reshape(self.size, *column.shape[2:])[places] for key, column in self.columns.items()}
+        return with_columns(batch, columns)
 
     def _rewards(self, index: Tensor, rows: Tensor) -> Tensor:
         if self._is_task:
@@ -443,6 +433,16 @@ class Replay(Stateful):
             self.columns[key] = column
 
 
+def with_columns(batch: Transitions, columns: dict[str, np.ndarray]) -> Transitions:
+    """Transitions with the columns that `ReplayScorer.keep` gave of them."""
+    fields: dict[str, Any] = {}
+    extras = dict(batch.extras)
+    for name, column in columns.items():
+        place = fields if name in MODALITY_FIELDS else extras
+        place[name] = column
+    return batch.replace(**fields, extras=extras)
+
+
 class FrozenReward:
     """A `ReplayScorer` around another: transitions are scored once, with the weights and scales of that moment.
 
@@ -466,14 +466,7 @@ class FrozenReward:
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
         """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
         columns, memory = self.scorer.keep(batch, memory)
-        fields = {}
-        extras = dict(batch.extras)
-        for name, value in columns.items():
-            if name in Transitions.__dataclass_fields__:
-                fields[name] = value
-            else:
-                extras[name] = value
-        scores = self.scorer.relabel(batch.replace(**fields, extras=extras))
+        scores = self.scorer.relabel(with_columns(batch, columns))
         reward = self.scorer.combine(scores, self.timesteps)
         return {**columns, REWARD_COLUMN: reward}, memory
 
@@ -518,8 +511,6 @@ class Sampler(Stateful):
     )
 
     def __init__(self, length: int, n_envs: int, sampling: str, device: torch.device, seed: int) -> None:
-        if sampling not in SAMPLING:
-            raise ValueError(f"sampling={sampling!r} is unknown; give one of {', '.join(SAMPLING)}")
         self.length = length
         self.n_envs = n_envs
         self.sampling = sampling

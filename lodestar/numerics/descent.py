@@ -68,10 +68,10 @@ class Flat(Stateful):
         self.square[places] = part.square
         self.steps.copy_(part.steps)
 
-    def descend(self, loss: Tensor, learning_rate: float, max_grad_norm: float = math.inf) -> Tensor:
-        """`step` along the gradient of a loss (), which is given back detached."""
+    def descend(self, loss: Tensor, learning_rate: float, max_grad_norm: float = math.inf, of: Any = None) -> Tensor:
+        """`step` along the gradient of a loss (), given back detached; `of`: the only parameters to get one."""
         self.grad.zero_()
-        loss.backward()
+        loss.backward(inputs=of)
         self.step(learning_rate, max_grad_norm)
         return loss.detach()
 

@@ -13,41 +13,39 @@ TARGETS = torch.linspace(-5, 5, 41)
 @pytest.mark.parametrize(
     "head",
     [
-        HLGauss(51, -5, 5, "fixed"),
-        HLGauss(101, -8, 8, "symlog"),
+        HLGauss(51, -2, 2),
+        HLGauss(101, -8, 8),
         HLGauss(),
         TwoHot(),
-        TwoHot(51, -5, 5, "fixed"),
+        TwoHot(51, -5, 5),
     ],
-    ids=["gauss", "gauss-symlog", "gauss-default", "two-hot", "two-hot-fixed"],
+    ids=["gauss", "gauss-wide", "gauss-default", "two-hot", "two-hot-narrow"],
 )
 def test_the_mean_of_a_spread_target_is_the_target_up_to_the_ends_of_the_range(head):
-    head.watch(TARGETS)
     spread = head.spread(TARGETS)
     torch.testing.assert_close(spread.sum(-1), torch.ones(41))
     torch.testing.assert_close(head.value(spread.clamp(min=1e-30).log()), TARGETS, atol=1e-4, rtol=1e-4)
 
 
 def test_hl_gauss_is_the_histogram_of_a_gaussian_of_three_quarters_of_a_bin():
-    head = HLGauss(11, -2, 2, "fixed")  # centres from -5 to 5, one apart
+    head = HLGauss(11, -2, 2)  # centres from -5 to 5, one apart
     torch.testing.assert_close(head.centres, torch.arange(-5.0, 6.0))
     gauss = torch.distributions.Normal(torch.tensor(0.3), 0.75)
     edges = torch.arange(-5.5, 6.0)
     mass = gauss.cdf(edges).diff()
-    torch.testing.assert_close(head.spread(torch.tensor(0.3)), mass / mass.sum(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(head.spread(symexp(torch.tensor(0.3))), mass / mass.sum(), atol=1e-6, rtol=1e-5)
 
 
 def test_two_hot_weighs_the_two_neighbours_by_their_nearness():
-    head = TwoHot(5, -2, 2, "fixed")
+    head = TwoHot(5, -2, 2)
     torch.testing.assert_close(
-        head.spread(torch.tensor([0.25, -2.0])), torch.tensor([[0, 0, 0.75, 0.25, 0], [1.0, 0, 0, 0, 0]])
+        head.spread(symexp(torch.tensor([0.25, -2.0]))), torch.tensor([[0, 0, 0.75, 0.25, 0], [1.0, 0, 0, 0, 0]])
     )
 
 
 @pytest.mark.parametrize("name", ["mse", "hl_gauss", "two_hot"])
 def test_the_loss_is_least_where_the_value_is_the_target(name):
     head, target = HEADS[name](), torch.tensor(1.7)
-    head.watch(torch.tensor([-3.0, 3.0]))
     out = torch.zeros(head.outputs, requires_grad=True)
     optimizer = torch.optim.Adam([out], 0.1)
     before = head.loss(out, target).item()
@@ -60,25 +58,21 @@ def test_the_loss_is_least_where_the_value_is_the_target(name):
 
 
 @pytest.mark.parametrize("name", ["hl_gauss", "two_hot"])
-def test_targets_outside_the_range_are_cut_counted_and_leave_finite_gradients(name):
-    head = HLGauss(21, -1, 1, "fixed") if name == "hl_gauss" else TwoHot(21, -1, 1, "fixed")
+def test_targets_outside_the_range_are_cut_and_leave_finite_gradients(name):
+    head = HLGauss(21, -1, 1) if name == "hl_gauss" else TwoHot(21, -1, 1)
     far = torch.tensor([1e6, -1e6, 0.0, 2.0])
-    torch.testing.assert_close(head.spread(far[:1]), head.spread(torch.ones(1)))
+    torch.testing.assert_close(head.spread(far[:1]), head.spread(symexp(torch.ones(1))))
     out = torch.zeros(4, head.outputs, requires_grad=True)
     head.loss(out, far).sum().backward()
     assert out.grad.isfinite().all()
     assert (out.grad.abs().amax(-1) > 0).all()
-    head.watch(far)
-    assert head.frac_clipped.item() == pytest.approx(0.01 * 3 / 4)
 
 
 def test_a_checkpoint_whose_range_grew_is_refused_and_other_old_ones_load():
     old = {"scale": torch.tensor(7.0), "frac_clipped": torch.tensor(0.5)}
     with pytest.raises(ValueError, match="bins of another range"):
         HLGauss().load_state_dict(dict(old))
-    head = TwoHot()
-    head.load_state_dict(old | {"scale": torch.tensor(1.0)})
-    assert head.frac_clipped.item() == 0.5
+    TwoHot().load_state_dict(old | {"scale": torch.tensor(1.0)})
 
 
 def test_symlog_and_symexp_undo_each_other():
@@ -90,10 +84,3 @@ def test_symlog_and_symexp_undo_each_other():
 def test_half_the_squared_error():
     assert Mse().loss(torch.tensor([[3.0]]), torch.tensor([1.0])).item() == 2
     assert Mse().value(torch.tensor([[3.0]])).item() == 3
-
-
-def test_impossible_ranges_are_refused():
-    with pytest.raises(ValueError, match=r"5 bins from -1 to 1; give 9 or more"):
-        HLGauss(5, -1, 1)
-    with pytest.raises(ValueError, match=r"support='wide' is unknown"):
-        TwoHot(support="wide")

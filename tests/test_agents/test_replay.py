@@ -451,8 +451,6 @@ def test_what_is_too_small_is_refused():
     encoding = SpaceEncoding(box, box)
     with pytest.raises(ValueError, match=r"capacity=3 has no room for a step of 4 environments; give 4"):
         Replay(3, 4, encoding, TaskScorer(0.9), gamma=0.9)
-    with pytest.raises(ValueError, match=r"sampling='often' is unknown; give one of uniform, dfs, lap"):
-        Replay(9, 4, encoding, TaskScorer(0.9), gamma=0.9, sampling="often")
     replay = Replay(9, 1, encoding, TaskScorer(0.9), gamma=0.9)
     with pytest.raises(ValueError, match=r"the replay is empty; collect transitions"):
         replay.sample(1)

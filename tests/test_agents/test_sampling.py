@@ -87,8 +87,3 @@ def test_a_new_row_has_no_past():
     sampler.count_uses(torch.arange(80), imagine=True)
     sampler.add(0, np.ones(4, bool))
     assert sampler.trained.sum() == sampler.imagined.sum() == 76
-
-
-def test_unknown_ways_are_refused():
-    with pytest.raises(ValueError, match=r"sampling='often' is unknown; give one of uniform, dfs, lap"):
-        Sampler(2, 2, "often", CPU, 0)

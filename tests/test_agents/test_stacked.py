@@ -108,14 +108,3 @@ def test_the_warm_up_lasts_a_number_of_batches():
     torch.testing.assert_close(layer(x, True), raw, atol=1e-4, rtol=0)
     torch.testing.assert_close(layer(x, True), raw, atol=1e-4, rtol=0)
     assert layer(x, True).mean() > 1 and layer.steps == WARM_UP + 1
-
-
-def test_unknown_names_and_numbers_out_of_range_are_refused():
-    for change, words in [
-        ({"activation": "gelu"}, r"activation='gelu' is unknown; give one of relu, silu"),
-        ({"norm": "group"}, r"norm='group' is unknown"),
-        ({"dropout": 1.0}, r"dropout=1.0 is out of range; give a share in \[0, 1\)"),
-        ({"members": 0}, r"0 networks"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            Stacked(**{"members": 2, "inputs": 3, "hidden": [4], "outputs": 1, **change})
