@@ -457,11 +457,6 @@ def require_vector(envs: Any) -> None:
         raise ValueError(f"envs={envs} is no vector; give gymnasium.make_vec(id, 8), or envs.make.make_vec(id, 8)")
 
 
-def steps_class(envs: Any) -> type["Steps"]:
-    """What steps these environments; those that run elsewhere bring a class of their own."""
-    return getattr(envs, "steps", Steps)
-
-
 def has_reset(envs: gym.vector.VectorEnv) -> bool:
     """Whether all environments were reset or restored, as stepping others would fail; False where they do not tell."""
     # Wrappers of vectors pass on no attributes.

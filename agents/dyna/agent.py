@@ -26,7 +26,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
-from agents.base import BaseAgent, Means, OnStep, steps_class
+from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.networks.actor_critic import SpaceEncoding
@@ -81,7 +81,9 @@ class Dyna(BaseAgent):
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         self._refuse_discrete_actions()
         self.replay_scorer = self.scorer if config.relabel else FrozenReward(self.scorer)
-        self.steps = steps_class(self.envs)(self.envs, self.seed, self.scorer)
+        # Environments that run elsewhere bring a class of their own.
+        make_steps = getattr(self.envs, "steps", Steps)
+        self.steps = make_steps(self.envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
         self.replay: Any = self._make_replay()
         self._make_learner()
@@ -277,7 +279,9 @@ class Dyna(BaseAgent):
                 real = self.replay.lower_bounds(real, lambda *rows: self.learner.q(*rows).mean(0))
             parts.insert(0, real)
         warms_up = self.num_timesteps <= self.config.actor_from
-        if self._compiles and not warms_up:
+        path = self.config.path
+        compiles = path == "numba" or (path == "auto" and self._n_updates >= TORCH_UPDATES)
+        if compiles and not warms_up:
             metrics = compiled.updates(self.learner, parts, count)
             if metrics is not None:
                 return metrics
@@ -286,12 +290,6 @@ class Dyna(BaseAgent):
             with_actor = not warms_up and (self._n_updates + i + 1) % self.config.actor_every == 0
             metrics |= self.learner.update(_minibatch(parts, i, count), with_actor)
         return metrics
-
-    @property
-    def _compiles(self) -> bool:
-        """Whether a compiled call makes the next updates, and no longer torch."""
-        path = self.config.path
-        return path == "numba" or (path == "auto" and self._n_updates >= TORCH_UPDATES)
 
     def dump_logs(self, iteration: int = 0) -> None:
         self.record({f"train/{name}": value for name, value in self.means.read().items()})

@@ -43,8 +43,8 @@ def test_every_batch_holds_its_share_while_the_ring_is_small():
     model, demos = agent(demo_share=0.25), load("pendulum_good")[0]
     model.learn(60, log_interval=None)
     assert len(model.replay) == 60 and model._n_updates == 11
-    seen, update = [], model._learn
-    model._learn = lambda rows: seen.append(rows) or update(rows)
+    seen, update = [], model.learner.update
+    model.learner.update = lambda rows, actor: seen.append(rows) or update(rows, actor)
     model._update(3)
     assert [int(known(rows, demos).sum()) for rows in seen] == [4, 4, 4]
     assert len(model.replay.arrays()[0]) == 60 + len(demos.step)
