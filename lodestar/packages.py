@@ -3,7 +3,6 @@
 Standard library only, so that it works where everything else is missing.
 """
 
-import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +50,19 @@ def install(requirement: str) -> str:
     return f"pip install '{requirement.partition(';')[0].strip()}'"
 
 
+def _commands() -> dict[str, str]:
+    """The command for each distribution that we require, or that an extra brings."""
+    core, extras = read_requirements()
+    commands = {distribution(line): install(line) for line in core}
+    for extra, lines in extras.items():
+        for name in map(distribution, lines):
+            commands.setdefault(name, install(f"{DISTRIBUTION}[{extra}]"))
+    return commands
+
+
 def package_of(module: str) -> str:
     """The distribution that a module comes from, as far as our requirements tell."""
-    core, extras = read_requirements()
-    for name in map(distribution, itertools.chain(core, *extras.values())):
+    for name in _commands():
         if module_of(name) == module:
             return name
     return module.replace("_", "-")
@@ -62,15 +70,8 @@ def package_of(module: str) -> str:
 
 def install_module(module: str) -> str:
     """The command that installs a module: one of our requirements, one that an extra brings, or another."""
-    core, extras = read_requirements()
     package = package_of(module)
-    for line in core:
-        if distribution(line) == package:
-            return install(line)
-    for extra, lines in extras.items():
-        if package in map(distribution, lines):
-            return install(f"{DISTRIBUTION}[{extra}]")
-    return install(package)
+    return _commands().get(package, install(package))
 
 
 def version(name: str) -> str | None:

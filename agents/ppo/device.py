@@ -1,5 +1,6 @@
 """Rollouts that stay where a batched environment computes."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -42,20 +43,19 @@ class DeviceCollector(Collector):
             raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
         length = self.rollout.length
         n = self.rollout.n
+        zeros = functools.partial(torch.zeros, length, n, device=device)
         self.reads_obs = bool(requires & {"obs", "next_obs"})
         self.generator = torch.Generator(device).manual_seed(seed)
         # The device's own of what `Collector` has on the host.
-        width = self.inputs.size
-        self.vector = torch.zeros(length + 1, n, width, device=device)
+        self.vector = torch.zeros(length + 1, n, self.inputs.size, device=device)
         self.observed = self.vector
         kind = torch.float32 if self.actions.gaussian else torch.int64
-        choices = self.actions.choices
-        self._chosen = torch.zeros(length, n, choices, dtype=kind, device=device)
+        self._chosen = zeros(self.actions.choices, dtype=kind)
         self._values = torch.zeros(length + 1, n, streams, device=device)
-        self._log_prob = torch.zeros(length, n, device=device)
-        self._reward = torch.zeros(length, n, device=device)
-        self._terminated = torch.zeros(length, n, dtype=torch.bool, device=device)
-        self._truncated = torch.zeros(length, n, dtype=torch.bool, device=device)
+        self._log_prob = zeros()
+        self._reward = zeros()
+        self._terminated = zeros(dtype=torch.bool)
+        self._truncated = zeros(dtype=torch.bool)
         self._ends: list[EpisodeEnds] = []
 
     def _begin(self, obs: Any, infos: Any) -> None:

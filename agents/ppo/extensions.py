@@ -12,9 +12,10 @@ from lodestar.settings import Schedule, Settings, setting
 
 
 @dataclass
-class BalanceSettings(Settings):
-    """Of `agents.ppo.plugins.balance.Balance`."""
+class ExtensionSettings(Settings):
+    """Of all extensions."""
 
+    # Of `agents.ppo.plugins.balance.Balance`.
     balance: str = setting(
         "none",
         "streams by their weights; with advantages of equal size (normalize); or by their policy gradients: a"
@@ -23,11 +24,7 @@ class BalanceSettings(Settings):
     )
     balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
 
-
-@dataclass
-class BlendSettings(Settings):
-    """Of `agents.ppo.plugins.blend.Blend`."""
-
+    # Of `agents.ppo.plugins.blend.Blend`.
     blend: str = setting(
         "none",
         "how weights that are `learned` find what serves the task: aligned (by the next rollout's gradient), implicit"
@@ -36,11 +33,7 @@ class BlendSettings(Settings):
     )
     blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", "(0, 10]")
 
-
-@dataclass
-class ClipCovSettings(Settings):
-    """Of `agents.ppo.plugins.clip_cov.ClipCovUpdate`."""
-
+    # Of `agents.ppo.plugins.clip_cov.ClipCovUpdate`.
     clip_cov: float = setting(
         0.0,
         "share of a minibatch without policy gradient, drawn from rows whose covariance of log-probability and "
@@ -50,23 +43,7 @@ class ClipCovSettings(Settings):
     clip_cov_low: float = setting(1.0, "the least such covariance, of advantages of unit deviation", ">= 0")
     clip_cov_high: float = setting(5.0, "the greatest; SPEAR has 40", "> 0")
 
-
-@dataclass
-class DemonstrationSettings(Settings):
-    """Of `agents.ppo.plugins.demonstrations.Demonstrations`."""
-
-    demos: str = setting("", "a recording, or the name of one that ships, to begin as a clone of and to go back to")
-    demo_start: int = setting(2000, "demos: minibatches of cloning before training; 0 begins as without", ">= 0")
-    demo_rate: Any = setting(
-        0.3, "demos: learning rate after rollouts, over PPO's, where the agent expects less; a number or a schedule"
-    )
-    demo_updates: int = setting(4, "demos: minibatches after each rollout", ">= 1")
-
-
-@dataclass
-class ImitationSettings(Settings):
-    """Of `agents.ppo.plugins.imitate.Imitation`."""
-
+    # Of `agents.ppo.plugins.imitate.Imitation`.
     imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
     imitate_updates: int = setting(4, "of it after each rollout", ">= 1")
     imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", ">= 0")
@@ -79,11 +56,15 @@ class ImitationSettings(Settings):
         "> 0",
     )
 
+    # Of `agents.ppo.plugins.demonstrations.Demonstrations`.
+    demos: str = setting("", "a recording, or the name of one that ships, to begin as a clone of and to go back to")
+    demo_start: int = setting(2000, "demos: minibatches of cloning before training; 0 begins as without", ">= 0")
+    demo_rate: Any = setting(
+        0.3, "demos: learning rate after rollouts, over PPO's, where the agent expects less; a number or a schedule"
+    )
+    demo_updates: int = setting(4, "demos: minibatches after each rollout", ">= 1")
 
-@dataclass
-class NetworkSettings(Settings):
-    """Of `agents.ppo.learners`: the network, and `agents.ppo.trees` in its place."""
-
+    # Of `agents.ppo.learners`: the network, and `agents.ppo.trees` in its place.
     net: str = setting(
         "mlp",
         "what reads flat observations; glyphs: those with declared parts (NetHack); trees: boosted trees instead of a "
@@ -98,41 +79,19 @@ class NetworkSettings(Settings):
         0, "trees beyond which half as many are fitted to what they say at the rollout's rows; 0: any number", ">= 0"
     )
 
-
-@dataclass
-class OverlapSettings(Settings):
-    """Of `agents.ppo.plugins.overlap.Overlap`."""
-
+    # Of `agents.ppo.plugins.overlap.Overlap`.
     overlap: bool = setting(
         False,
         "collect the next rollout while the last one is learnt from, on a second core: one rollout of policy lag",
     )
 
-
-@dataclass
-class ReferenceSettings(Settings):
-    """Of `agents.ppo.plugins.reference.Reference`."""
-
+    # Of `agents.ppo.plugins.reference.Reference`.
     reference: str = setting(
         "",
         "a policy to stay near: a file of one, or start, the one that training begins with",
     )
     kl: float = setting(0.0, "what a nat of divergence from the reference costs", ">= 0")
     reference_every: int = setting(0, "rollouts after which the policy becomes the reference; 0: never", ">= 0")
-
-
-@dataclass
-class ExtensionSettings(
-    ReferenceSettings,
-    OverlapSettings,
-    NetworkSettings,
-    DemonstrationSettings,
-    ImitationSettings,
-    ClipCovSettings,
-    BlendSettings,
-    BalanceSettings,
-):
-    """Of all extensions, balance first: a dataclass takes the fields of its last base first."""
 
 
 def refuse_conflicts(config: Any) -> None:
