@@ -21,7 +21,7 @@ from lodestar.mappings import take_rows
 from rewards.adapters.sb3 import RewardCallback
 from runners.audit.page import finish
 from runners.audit.recorder import AuditedStep, Recorder
-from runners.audit.streams import OneStep, Source, StreamReader, driver_parts, drivers_of, table_of
+from runners.audit.streams import OneStep, Source, StreamReader
 
 # Rows of the log in a training run.
 DEFAULT_ROWS = 100
@@ -85,7 +85,7 @@ class Audit(BaseCallback):
             self._log_writers = [_TaskReturn(self.recorder), *self.recorder.writers]
         if follows_logger and self._log_writers[0] not in self.logger.output_formats:
             self.logger.output_formats = [*self._log_writers, *self.logger.output_formats]
-        self._drivers = drivers_of(self.training_env)
+        self.reader.follow(self.training_env)
 
     def _on_step(self) -> bool:
         assert self.recorder is not None
@@ -101,12 +101,7 @@ class Audit(BaseCallback):
             return True
         steps = self._steps()
         task = np.array(list(map(self.reader.task, steps)))
-        streams = {}
-        if self.reader.streams is None:
-            streams = driver_parts(self._drivers, len(ended))
-        if not streams:
-            streams = table_of(map(self.reader.stream_values, steps))
-        self.recorder.add(AuditedStep(task, reward, ended, streams, valid, updated))
+        self.recorder.add(AuditedStep(task, reward, ended, self.reader.table(steps), valid, updated))
         return True
 
     def _measure_buffer(self) -> dict[str, float]:

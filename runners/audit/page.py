@@ -32,8 +32,8 @@ def lines(verdict: Verdict) -> list[str]:
 def facts(verdict: Verdict) -> list[tuple[str, str]]:
     """Names and texts of the numbers behind the verdict."""
     rows = [
-        ("task return, untrained policy", "-" if verdict.untrained is None else str(verdict.untrained)),
-        ("task return, trained policy", "-" if verdict.trained is None else str(verdict.trained)),
+        ("task return, untrained policy", str(verdict.untrained or "-")),
+        ("task return, trained policy", str(verdict.trained or "-")),
     ]
     if verdict.control is not None:
         rows.append((f"task return, {verdict.control_name}", str(verdict.control)))

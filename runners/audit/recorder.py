@@ -39,7 +39,7 @@ class AuditedStep:
     ended: np.ndarray
     streams: Mapping[str, np.ndarray]
     valid: np.ndarray
-    updated: bool
+    updated: bool = True
 
 
 class EpisodeEnd(NamedTuple):
@@ -149,16 +149,9 @@ class Recorder:
 
 def stream_metrics(steps: list[AuditedStep]) -> dict[str, Any]:
     """Mean, share of the absolute reward and correlation with the task, by tag, of each stream over these steps."""
-    valids = []
-    totals = []
-    tasks = []
-    for step in steps:
-        valids.append(step.valid)
-        totals.append(step.task if step.reward is None else step.reward)
-        tasks.append(step.task)
-    valid = np.concatenate(valids)
-    total = np.concatenate(totals)[valid]
-    task = np.concatenate(tasks)[valid]
+    valid = np.concatenate([step.valid for step in steps])
+    task = np.concatenate([step.task for step in steps])[valid]
+    total = np.concatenate([step.task if step.reward is None else step.reward for step in steps])[valid]
     metrics: dict[str, Any] = {"reward/total": float(total.mean()) if len(total) else 0.0}
     parts = {}
     for name in steps[0].streams:

@@ -4,7 +4,7 @@ A `Source` is either the name of a number in the info, or a function `(obs, acti
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -54,16 +54,22 @@ class StreamReader:
     """The task's reward and the streams of one environment's step."""
 
     def __init__(self, task: Source, streams: Mapping[str, Source] | None) -> None:
-        if not isinstance(task, str) and not callable(task):
-            raise ValueError(f"task={task!r} is neither a key of the info nor a function (obs, action, next_obs, info)")
+        sources = {"task": task}
         for name, source in (streams or {}).items():
+            sources[f"streams[{name!r}]"] = source
+        for name, source in sources.items():
             if not isinstance(source, str) and not callable(source):
                 raise ValueError(
-                    f"streams[{name!r}]={source!r} is neither a key of the info nor a function (obs, action, next_obs, "
-                    "info)"
+                    f"{name}={source!r} is neither a key of the info nor a function (obs, action, next_obs, info)"
                 )
         self.task_source = task or TASK_KEY
         self.streams = streams
+        self.drivers: list[Driver] = []
+
+    def follow(self, env: Any) -> None:
+        """Read the streams of our own wrappers around what is stepped, where no streams are named."""
+        if self.streams is None:
+            self.drivers = drivers_of(env)
 
     def task(self, step: OneStep) -> float:
         """The task's own reward."""
@@ -76,6 +82,20 @@ class StreamReader:
                 "lodestar.RecordTask around the task, inside of what shapes its reward"
             )
         return _read(self.task_source, step)
+
+    def table(self, steps: list[OneStep]) -> dict[str, np.ndarray]:
+        """The streams of a step of N environments, (N,) each; 0 where one lacks a stream."""
+        drivers = self.drivers
+        table = {}
+        # Our wrappers know their weighted and scaled streams, if each environment's is held by this process.
+        if sum(driver.n for driver in drivers) == len(steps) and all(driver.parts for driver in drivers):
+            for name in drivers[0].parts:
+                table[name] = np.concatenate([np.atleast_1d(driver.parts[name]) for driver in drivers])
+            return table
+        rows = list(map(self.stream_values, steps))
+        for name in dict.fromkeys(itertools.chain(*rows)):
+            table[name] = np.array([row.get(name, 0.0) for row in rows])
+        return table
 
     def stream_values(self, step: OneStep) -> dict[str, float]:
         """The streams that were named, else the terms of a reward that the info holds."""
@@ -98,16 +118,6 @@ def _read(source: Source, step: OneStep) -> float:
     return float(np.asarray(value).reshape(()))
 
 
-def table_of(rows: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    """Streams of N environments, (N,) each, from one mapping an environment; 0 where one lacks a stream."""
-    listed = list(rows)
-    table: dict[str, np.ndarray] = {}
-    for name in itertools.chain.from_iterable(listed):
-        if name not in table:
-            table[name] = np.array([row.get(name, 0.0) for row in listed])
-    return table
-
-
 def drivers_of(env: Any) -> list[Driver]:
     """What scores our rewards around an environment, a vector or a VecEnv, as far as this process holds it."""
     if isinstance(env, gym.Env):
@@ -122,13 +132,3 @@ def drivers_of(env: Any) -> list[Driver]:
     for one in getattr(inner, "envs", []):
         found += drivers_of(one)
     return found
-
-
-def driver_parts(drivers: list[Driver], n: int) -> dict[str, np.ndarray]:
-    """The weighted and scaled streams of the last step, (N,) each; none where not all environments are known."""
-    if sum(driver.n for driver in drivers) != n or not all(driver.parts for driver in drivers):
-        return {}
-    parts = {}
-    for name in drivers[0].parts:
-        parts[name] = np.concatenate([np.atleast_1d(driver.parts[name]) for driver in drivers])
-    return parts

@@ -88,10 +88,6 @@ class Verdict:
     control: ReturnLevel | None = None
     control_name: str = ""
 
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.state]
-
 
 def judge(folder: Path) -> Verdict:
     """The verdict on a folder; a UsageError if it holds no log."""

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from runners.audit.page import finish
 from runners.audit.recorder import AuditedStep, Recorder
-from runners.audit.streams import OneStep, Source, StreamReader, driver_parts, drivers_of, table_of
+from runners.audit.streams import OneStep, Source, StreamReader
 
 DEFAULT_EVERY = 1000
 
@@ -66,7 +66,7 @@ class AuditWrapper(gym.Wrapper):
         super().__init__(env)
         self.recorder = recorder
         self.reader = reader
-        self._drivers = drivers_of(env)
+        self.reader.follow(env)
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -77,15 +77,10 @@ class AuditWrapper(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         step = OneStep(self._obs, action, next_obs, info)
-        streams: Mapping[str, np.ndarray] = {}
-        if self.reader.streams is None:
-            streams = driver_parts(self._drivers, 1)
-        if not streams:
-            streams = table_of([self.reader.stream_values(step)])
-        ended = np.array([terminated or truncated])
+        streams = self.reader.table([step])
         task = np.array([self.reader.task(step)])
-        rewards = np.array([float(reward)])
-        self.recorder.add(AuditedStep(task, rewards, ended, streams, np.array([True]), updated=True))
+        ended = np.array([terminated or truncated])
+        self.recorder.add(AuditedStep(task, np.array([float(reward)]), ended, streams, np.array([True])))
         self._obs = next_obs
         return next_obs, reward, terminated, truncated, info
 
@@ -101,7 +96,7 @@ class AuditVectorWrapper(VectorWrapper):
         super().__init__(env)
         self.recorder = recorder
         self.reader = reader
-        self._drivers = drivers_of(env)
+        self.reader.follow(env)
         # In this mode the step after an episode's last one only resets, and is none.
         self._next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
         self._ended = np.zeros(env.num_envs, bool)
@@ -114,17 +109,12 @@ class AuditVectorWrapper(VectorWrapper):
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         valid = ~self._ended if self._next_step else np.ones(self.num_envs, bool)
         steps = [OneStep(None, None, None, _info_of(infos, row)) for row in range(self.num_envs)]
-        streams: Mapping[str, np.ndarray] = {}
-        if self.reader.streams is None:
-            streams = driver_parts(self._drivers, self.num_envs)
-        if not streams:
-            streams = table_of(map(self.reader.stream_values, steps))
+        streams = self.reader.table(steps)
         task = np.zeros(self.num_envs)
         for row in np.flatnonzero(valid):
             task[row] = self.reader.task(steps[row])
         ended = np.logical_or(terminations, truncations)
-        given = np.array(rewards, np.float64)
-        self.recorder.add(AuditedStep(task, given, ended, streams, valid, updated=True))
+        self.recorder.add(AuditedStep(task, np.array(rewards, np.float64), ended, streams, valid))
         self._ended = ended
         return next_obs, rewards, terminations, truncations, infos
 

@@ -114,9 +114,7 @@ def compare_recordings(config: CompareConfig, configs: dict[str, TrainConfig]) -
     files = recordings.read_files(config.recordings)
     reports = {}
     for name, run in configs.items():
-        with closing(make(config.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
-            spaces = (env.observation_space, env.action_space)
-        scored = recordings.score_recordings(name, run.reward[name], spaces, files)
+        scored = recordings.score_recordings(name, run.reward[name], spaces_of(run), files)
         reports[name] = recordings.measure(scored, config.threshold)
         print("\n".join(recordings.lines(name, reports[name])))
     path = SampleSpec(config.env).folder / f"{'+'.join(configs)}-recordings.json"
@@ -136,11 +134,9 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     for text in filter(None, map(str.strip, config.reward.strip("[]").split(","))):
         given_name, option = rewards.table.split_argument(text)
         name = load_name(rewards.table, given_name)
-        sources[name] = text if option else name
-    names = list(sources)
-    for name in names:
         if name not in rewards.names():
             raise UsageError(describe_unknown("reward", name, rewards.names()))
+        sources[name] = text if option else name
     by_name = {goal.name: goal for goal in goals(config.env)}
     if config.goal and config.goal not in by_name:
         has = ", ".join(by_name) or "none that are known: leave goal out, and rewards are compared with the task's own"
@@ -148,11 +144,11 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     goal = by_name.get(config.goal)
     given = {argument.partition("=")[0] for argument in config.rest}
     for key in given:
-        if key.startswith("reward.") and key.split(".")[1] not in names:
-            raise UsageError(f"{key} belongs to a reward that is not compared ({', '.join(names)})")
+        if key.startswith("reward.") and key.split(".")[1] not in sources:
+            raise UsageError(f"{key} belongs to a reward that is not compared ({', '.join(sources)})")
     configs = {}
-    for name in names:
-        argv = [f"env={config.env}", f"reward=[{sources[name]}]", "preset=none"]
+    for name, source in sources.items():
+        argv = [f"env={config.env}", f"reward=[{source}]", "preset=none"]
         for argument in config.rest:
             if not argument.startswith("reward.") or argument.startswith(f"reward.{name}."):
                 argv.append(argument)
@@ -174,8 +170,7 @@ def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterat
     from runners.run.video import can_be_drawn
 
     first = next(iter(configs.values()))
-    with closing(make(config.env, max_episode_steps=first.max_episode_steps, **first.env_options)) as env:
-        spaces = (env.observation_space, env.action_space)
+    spaces = spaces_of(first)
     requires: set[str] = set()
     frame_sizes = {}
     for name, run in configs.items():
@@ -201,6 +196,12 @@ def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterat
         sample = load_or_take(own_spec)
         candidate = Candidate(name, options, spaces, own_spec, sample, warm=config.warm, seed=config.seed)
         yield candidate, goal_index(config, goals(config.env), options)
+
+
+def spaces_of(run: TrainConfig) -> tuple[Any, Any]:
+    """The spaces of observations and actions in a run's environment."""
+    with closing(make(run.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
+        return env.observation_space, env.action_space
 
 
 def goal_index(config: CompareConfig, all_goals: list[Goal], options: RewardConfig) -> int | None:

@@ -27,6 +27,15 @@ GAMMA = 0.99
 Card = dict[str, Any]
 
 
+def bare_config(config: RewardConfig, **changes: Any) -> Any:
+    """Other settings of a reward, without weight, scale and shape."""
+    changes |= {"weight": 1.0, "scale": "none", "shape": "none"}
+    if hasattr(config, "ask"):
+        # Answers that come while an agent trains would come too late.
+        changes["ask"] = "at_once"
+    return dataclasses.replace(config, **changes)
+
+
 class Candidate:
     """One reward, built on its own, and its scores on a sample: weight, scale and shape are left out.
 
@@ -48,11 +57,7 @@ class Candidate:
         warm: int | None = None,
         seed: int = 0,
     ) -> None:
-        changes: Card = {"weight": 1.0, "scale": "none", "shape": "none"}
-        if hasattr(config, "ask"):
-            # Answers that come while an agent trains would come too late for a card.
-            changes["ask"] = "at_once"
-        self.config: Any = dataclasses.replace(config, **changes)
+        self.config = bare_config(config)
         self.name = name
         self.spec = spec
         self.sample = sample

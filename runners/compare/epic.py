@@ -170,10 +170,10 @@ def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], Pair
         rows = _epic_rows([one, other])
         if rows is None:
             # The distance of rewards as they are is a function of Pearson's correlation.
-            counted = one.sample.counted
-            value = distances.epic(one.values[counted], other.values[counted])
-            between[one.name, other.name] = PairDistance("Pearson", value, starc)
+            name = "Pearson"
+            values = [each.values[each.sample.counted] for each in (one, other)]
         else:
-            value = distances.epic(_canonical_reward(one, rows), _canonical_reward(other, rows))
-            between[one.name, other.name] = PairDistance("EPIC", value, starc)
+            name = "EPIC"
+            values = [_canonical_reward(each, rows) for each in (one, other)]
+        between[one.name, other.name] = PairDistance(name, distances.epic(*values), starc)
     return between

@@ -11,7 +11,7 @@ Differences: pairs with equal outcomes do not count in the ranking, equal scores
 When it fails: few episodes; outcomes are those of the files, which nobody checks.
 """
 
-import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ from envs.transitions import Transitions
 from rewards.base import RewardConfig
 from rewards.compare import kendall, spearman
 from rewards.mix.mix import Stream
+from runners.compare.candidate import GAMMA, bare_config
 from runners.run.config import UsageError
 
 # From the worst to the best.
 OUTCOMES = ("failed", "partial", "success")
 # Steps of an episode whose order means something.
 MIN_ALIGNED_STEPS = 3
-GAMMA_OF_NO_USE = 0.99
 # Instruction -> outcome -> recording. The instruction "" is the reward's own goal.
 Files = dict[str, dict[str, str]]
 
@@ -72,35 +72,25 @@ def score_recordings(name: str, config: RewardConfig, spaces: tuple[Any, Any], f
     batches = {}
     for by_outcome in files.values():
         for file in by_outcome.values():
-            batches[file] = _load_frames(file)
+            try:
+                batches[file], _ = load(file)
+            except (ValueError, FileNotFoundError) as error:
+                raise UsageError(f"recordings: {error}") from None
     scored = []
     for instruction in files:
-        changes: dict[str, Any] = {"weight": 1.0, "scale": "none", "shape": "none"}
+        changes = {}
         if instruction:
             if not hasattr(config, "goal"):
                 raise UsageError(f"recordings name instructions, and reward={name} reads none; give outcomes alone")
             changes["goal"] = instruction
-        if hasattr(config, "ask"):
-            # Answers that come while an agent trains would come too late.
-            changes["ask"] = "at_once"
-        # `Any`, as each reward has a Config of its own.
-        own: Any = dataclasses.replace(config, **changes)
-        reward = rewards.get(name)(own, *spaces, seed=0, device="cpu")
-        stream = Stream(name, reward, gamma=GAMMA_OF_NO_USE)
+        reward = rewards.get(name)(bare_config(config, **changes), *spaces, seed=0, device="cpu")
+        stream = Stream(name, reward, gamma=GAMMA)
         with closing(stream.reward):
             for task, by_outcome in files.items():
                 for outcome, file in by_outcome.items():
                     all_scores = _score_episodes(stream, batches[file], file)
                     scored += [ScoredEpisode(task, instruction, outcome, scores) for scores in all_scores]
     return scored
-
-
-def _load_frames(file: str) -> Transitions:
-    try:
-        batch, _ = load(file)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(f"recordings: {error}") from None
-    return batch
 
 
 def _score_episodes(stream: Stream, batch: Transitions, file: str) -> list[np.ndarray]:
@@ -133,12 +123,12 @@ def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:
     own = [episode for episode in scored if episode.task == episode.instruction]
     alignments = []
     # Task -> last score and outcome of each episode: scores of different tasks are not compared.
-    ends: dict[str, list[tuple[float, int]]] = {}
+    ends = defaultdict(list)
     for episode in own:
         scores = episode.scores
         if episode.outcome == "success" and len(scores) >= MIN_ALIGNED_STEPS:
             alignments.append(spearman(scores, np.arange(len(scores))))
-        ends.setdefault(episode.task, []).append((scores[-1], OUTCOMES.index(episode.outcome)))
+        ends[episode.task].append((scores[-1], OUTCOMES.index(episode.outcome)))
     rankings = []
     for of_task in ends.values():
         ranking = kendall(*map(np.array, zip(*of_task)))

@@ -46,8 +46,6 @@ POSES = 61
 MAX_ENUMERATED_STATES = 300
 # Pixels, where no reward reads frames.
 DEFAULT_FRAME_SIZE = 64
-# The arrays of a sample that are kept beside its transitions.
-TRUTH_FIELDS = ("source", "place", "truth", "degree", "blank")
 
 
 @dataclass(frozen=True)
@@ -82,26 +80,46 @@ class SampleSpec:
 
 @dataclass
 class Sample:
-    """Rows (N,), flat, and what is true of their next states."""
+    """Rows (N,), flat, and what is true of their next states, which is kept in their extras."""
 
     # With frames if the environment can be rendered.
     batch: Transitions
-    # Index into SOURCES, (N,).
-    source: np.ndarray
-    # Where on the axis, float (N,); NaN off the landscape.
-    place: np.ndarray
-    # Whether each goal is met, bool (N, G).
-    truth: np.ndarray
-    # How near each goal is, float (N, G); NaN where nothing graded is known.
-    degree: np.ndarray
-    # Whether the frame had one single colour, bool (N,).
-    blank: np.ndarray
     # Spent on rendering and on stepping.
     seconds: dict[str, float]
     # Its name; empty without one.
     axis: str = ""
     # Width over height of what the environment draws, which frames are squashed from.
     proportion: float = 1.0
+
+    @property
+    def source(self) -> np.ndarray:
+        """Index into SOURCES, (N,)."""
+        return self.batch.extras["source"]
+
+    @property
+    def place(self) -> np.ndarray:
+        """Where on the axis, float (N,); NaN off the landscape."""
+        return self.batch.extras["place"]
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Whether each goal is met, bool (N, G)."""
+        return self.batch.extras["truth"]
+
+    @property
+    def degree(self) -> np.ndarray:
+        """How near each goal is, float (N, G); NaN where nothing graded is known."""
+        return self.batch.extras["degree"]
+
+    @property
+    def blank(self) -> np.ndarray:
+        """Whether the frame had one single colour, bool (N,)."""
+        return self.batch.extras["blank"]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a file keeps beside the rows."""
+        return {"seconds": self.seconds, "axis": self.axis, "proportion": self.proportion}
 
     @property
     def counted(self) -> np.ndarray:
@@ -116,10 +134,10 @@ class Sample:
     def describe_sources(self) -> str:
         """How many rows come from where."""
         parts = []
-        for source in (SCATTERED, RANDOM_POLICY, TRAINED_POLICY):
+        for source, name in enumerate(SOURCES[:LANDSCAPE]):
             rows = int((self.source == source).sum())
             if rows:
-                parts.append(f"{rows:,} {SOURCES[source]}")
+                parts.append(f"{rows:,} {name}")
         return ", ".join(parts)
 
 
@@ -127,10 +145,10 @@ def load_or_take(spec: SampleSpec) -> Sample:
     """The sample of a spec, from the folder if it is there."""
     path = spec.folder / f"sample-{spec.key}.safetensors"
     if path.exists():
-        return _without_truth(*recording.load(path))
+        batch, meta = recording.load(path)
+        return Sample(batch, **meta)
     sample = take(spec)
-    meta = {"seconds": sample.seconds, "axis": sample.axis, "proportion": sample.proportion}
-    recording.save(path, _with_truth(sample), meta)
+    recording.save(path, sample.batch, sample.meta)
     return sample
 
 
@@ -141,7 +159,8 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
     impossible = path.with_suffix(".none")
     if path.exists():
         batch, meta = recording.load(path)
-        return FiniteMDP(_without_truth(batch, meta), np.array(meta["successors"]))
+        successors = np.array(meta.pop("successors"))
+        return FiniteMDP(Sample(batch, **meta), successors)
     if impossible.exists():
         return None
     mdp = enumerate_mdp(spec)
@@ -149,27 +168,8 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
         make_parent(impossible)
         impossible.touch()
         return None
-    meta = {"seconds": mdp.sample.seconds, "axis": "", "successors": mdp.successors.tolist()}
-    recording.save(path, _with_truth(mdp.sample), meta)
+    recording.save(path, mdp.sample.batch, {**mdp.sample.meta, "successors": mdp.successors.tolist()})
     return mdp
-
-
-def _with_truth(sample: Sample) -> Transitions:
-    """The rows with what is true of them as extras; a table without columns is left out."""
-    extras = {}
-    for name in TRUTH_FIELDS:
-        value = getattr(sample, name)
-        if value.size:
-            extras[name] = value
-    return sample.batch.replace(extras=extras)
-
-
-def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
-    no_columns = np.zeros((batch.shape[0], 0))
-    fields = {name: batch.extras.get(name, no_columns) for name in TRUTH_FIELDS}
-    fields["truth"] = fields["truth"].astype(bool)
-    proportion = meta.get("proportion", 1.0)
-    return Sample(batch.replace(extras={}), **fields, seconds=meta["seconds"], axis=meta["axis"], proportion=proportion)
 
 
 def take(spec: SampleSpec) -> Sample:
@@ -225,15 +225,13 @@ class _Sampler:
             self.env = self.env.env
         self.family = family_of(self.env.spec)
         self.goals = goals(spec.env)
-        self.axis = None
-        if self.env.spec is not None:
-            self.axis = self.family.axis(self.env.spec)
+        env_spec: Any = self.env.spec
+        self.axis = self.family.axis(env_spec)
         self.rng = np.random.default_rng(spec.seed)
         self.cursor = Cursor(1)
         # What captions remember of the episode.
         self.memory: dict[str, Any] = {}
         self.rows: list[Transitions] = []
-        self.truth: dict[str, list[Any]] = {name: [] for name in TRUTH_FIELDS}
         # Whether the last frame had one single colour.
         self.is_blank = False
         self.seconds = {"render": 0.0, "step": 0.0}
@@ -282,17 +280,17 @@ class _Sampler:
         row = from_gym_step(self.cursor, obs, action, float(reward), next_obs, terminated, cut, seen)
         if not self.spec.before:
             row = row.replace(obs_frame=None)
-        self.rows.append(row)
-        self.truth["source"].append(source)
-        self.truth["place"].append(place)
         truths = []
         degrees = []
         for goal in self.goals:
             truths.append(bool(goal.truth(self.env)))
             degrees.append(goal.degree(self.env) if goal.degree else np.nan)
-        self.truth["truth"].append(truths)
-        self.truth["degree"].append(degrees)
-        self.truth["blank"].append(self.is_blank)
+        extras = {"source": np.array([source]), "place": np.array([place], np.float32)}
+        extras["blank"] = np.array([self.is_blank])
+        # Tables without columns cannot be kept.
+        if self.goals:
+            extras |= {"truth": np.array([truths]), "degree": np.array([degrees], np.float32)}
+        self.rows.append(row.replace(extras=extras))
         return next_obs, terminated or truncated, info
 
     def episodes(self, source: int, rows: int, act: Callable[..., Any] | None) -> None:
@@ -317,24 +315,13 @@ class _Sampler:
         self.step(obs, self.env.action_space.sample(), source, place)
 
     def sample(self) -> Sample:
-        table = (len(self.rows), len(self.goals))
-        blank = np.array(self.truth["blank"], bool)
-        if blank.all():
+        batch = concatenate(self.rows)
+        if batch.extras["blank"].all():
             raise UsageError(
                 f"every frame of {self.spec.env} has one single colour, which no reward can use; the renderers in "
                 f"use are {render.prepare()}: set these variables"
             )
-        return Sample(
-            concatenate(self.rows),
-            np.array(self.truth["source"], np.int64),
-            np.array(self.truth["place"], np.float32),
-            np.array(self.truth["truth"], bool).reshape(table),
-            np.array(self.truth["degree"], np.float32).reshape(table),
-            blank,
-            self.seconds,
-            self.axis.name if self.axis else "",
-            self.proportion(),
-        )
+        return Sample(batch, self.seconds, self.axis.name if self.axis else "", self.proportion())
 
     def proportion(self) -> float:
         """Width over height of what the environment draws; 1 where nothing is drawn."""

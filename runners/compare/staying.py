@@ -13,7 +13,6 @@ import time
 from contextlib import closing
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
@@ -92,7 +91,8 @@ def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
 
 def _measure(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[Staying]:
     batch = rollout.transitions(mix.requires)
-    end_reward = _largest_end_reward(batch.reward[rollout.ended])
+    # The largest, 1 where no episode that ended earned anything.
+    end_reward = float(batch.reward[rollout.ended].max(initial=0.0)) or 1.0
     raw, _ = mix.score(batch)
     # Once, so that a stream with a scale has one.
     mix.update(batch, raw)
@@ -104,12 +104,6 @@ def _measure(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Roll
         worth = step / (1 - stream.gamma) / end_reward
         bonuses.append(Staying(stream, step, worth, end_reward))
     return bonuses
-
-
-def _largest_end_reward(rewards: np.ndarray) -> float:
-    """Of the episodes that ended; 1 where none earned anything."""
-    largest = float(rewards.max(initial=0.0))
-    return largest if largest > 0 else 1.0
 
 
 def _sentence(bonus: Staying) -> str:

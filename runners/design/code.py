@@ -139,10 +139,7 @@ def begin_brief(config: DesignConfig) -> tuple[authors.Brief, list[Rows]]:
             batch = record(env, None, config.frames)
     # Rows hold obs and next_obs side by side.
     both_obs, actions = rows_of(layout, batch)
-    if batch.signals is not None:
-        _, behind = rows_of(layout, batch, signals=True)
-    else:
-        behind = actions
+    _, behind = rows_of(layout, batch, signals=batch.signals is not None)
     if both_obs.shape[1] != 2 * layout.size or actions.shape[1] != action_size:
         raise UsageError(
             f"data={','.join(config.data)} has observations of {both_obs.shape[1] // 2} and actions of "
@@ -248,10 +245,10 @@ def next_brief(
 
 def table(rows: list[dict[str, str]], names: list[str]) -> str:
     """Components, their sum over an episode and the task's return at moments of a training, with their ranges."""
-    tags = [f"code/{name}" for name in names]
-    tags += [LEARNED_RETURN, TASK_RETURN]
+    titles = {f"code/{name}": name for name in names}
+    titles |= {LEARNED_RETURN: "sum over an episode", TASK_RETURN: "task's return of an episode"}
     lines = []
-    for name, tag in zip([*names, "sum over an episode", "task's return of an episode"], tags):
+    for tag, name in titles.items():
         values = [float(row[tag]) for row in rows if row.get(tag)]
         if values:
             moments = np.linspace(0, len(values) - 1, min(MAX_MOMENTS, len(values))).astype(int)
@@ -271,7 +268,7 @@ def choose_winner(
     finalists = [proposal for proposal in proposals if proposal.name in estimates]
     if not finalists:
         raise RuntimeError("no finalist finished its test runs; the same command tries again")
-    best = max(finalists, key=lambda proposal: float(estimates[proposal.name].value))
+    best = max(finalists, key=lambda proposal: estimates[proposal.name].value)
     lines = {}
     test = {}
     for name, (value, low, high) in estimates.items():
@@ -296,7 +293,7 @@ def choose_winner(
     for name, line in lines.items():
         remark = "  the task's own reward" if name == "task" else ""
         print(f"  {name:<10}{line}{remark}")
-    if "task" in estimates and float(estimates["task"].value) >= float(estimates[best.name].value):
+    if "task" in estimates and estimates["task"].value >= estimates[best.name].value:
         print("  no design did better than the task's own reward")
     print(f"\nuse it:  python -m runners.train env={config.train.env} reward=code reward.code.file={path}")
     return best

@@ -8,6 +8,7 @@ When it fails: a class that is a few lines around a compiled simulator.
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -22,10 +23,12 @@ MAX_NAMED_NUMBERS = 64
 
 def describe_environment(env: gym.Env) -> str:
     """Its spaces, number by number where they are flat, the names of its signals, and its class."""
-    lines = [f"The environment is {env.spec.id if env.spec else type(env.unwrapped).__name__}."]
-    lines += _describe_space("obs", env.observation_space, family_of(env.spec).observed(env.spec) if env.spec else ())
+    spec: Any = env.spec
+    family = family_of(spec)
+    lines = [f"The environment is {spec.id if spec else type(env.unwrapped).__name__}."]
+    lines += _describe_space("obs", env.observation_space, family.observed(spec))
     lines += _describe_space("action", env.action_space, ())
-    names = signal_names(env)
+    names = family.signals(spec)
     if names:
         lines.append("signals are numbers of the simulator after the step:")
         lines += _number_lines("signals", [name.replace("_", " ") for name in names])
@@ -37,11 +40,6 @@ def describe_environment(env: gym.Env) -> str:
         source = source[:MAX_SOURCE_CHARACTERS] + "\n# ... cut here"
     # Backquotes would end the block in which the code stands.
     return "\n".join([*lines, "The source of its class:", "```", source.replace("```", "'''").rstrip(), "```"])
-
-
-def signal_names(env: gym.Env) -> Sequence[str]:
-    """The names of the numbers that its family reads of it; none where that knows none."""
-    return family_of(env.spec).signals(env.spec) if env.spec else ()
 
 
 def _describe_space(name: str, space: spaces.Space, names: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+from scipy.signal import lfilter
 from scipy.special import softmax
 
 from runners.compare.finite import FiniteModel
@@ -115,10 +116,5 @@ def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longe
 
 
 def to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Discounted sums of rewards (H,) from each step on."""
-    sums = np.empty(len(rewards))
-    following = 0.0
-    for step in reversed(range(len(rewards))):
-        following = rewards[step] + gamma * following
-        sums[step] = following
-    return sums
+    """Discounted sums of rewards (H,) from each step on: the filter y_t = r_t + gamma y_{t+1}."""
+    return lfilter([1.0], [1.0, -gamma], rewards[::-1])[::-1]

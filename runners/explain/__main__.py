@@ -9,6 +9,7 @@ the policy, what it reads of an observation and the rules of a tree that does th
 with pictures, and explain.json. What each number means, and what it does not show, stands on the page.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -89,10 +90,8 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         gae_lambda = getattr(run.agent, "gae_lambda", 0.95)
         summary |= of_streams(policy_view, played, env, gae_lambda, config.seed, trained.mix)
         summary |= of_policy(policy_view, played, env, config.seed)
-        wanted = set()
-        for group in summary["moments"].values():
-            for data in group:
-                wanted.add(tuple(data["moment"]))
+        moments = itertools.chain(*summary["moments"].values())
+        wanted = {tuple(data["moment"]) for data in moments}
         pictures = episodes.pictures(played, env, wanted, config.seed, drawn)
     left_out = []
     if policy_view.lacks:
@@ -190,8 +189,7 @@ def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> 
         states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_SALIENCY_STATES]
         changes = reading.saliency(view, *played.inputs_at(states), parts, seed)
         for i in np.argsort(-changes, kind="stable"):
-            part = {"part": parts[i].label, "moved": float(changes[i]), "cell": parts[i].cell}
-            reads.append(part)
+            reads.append({"part": parts[i].label, "moved": float(changes[i]), "cell": parts[i].cell})
     entries = _entry_names(names, inputs.size)
     signals = family.signals(env.spec)
     if signals and not 0 < inputs.size <= MAX_TREE_ENTRIES:

@@ -16,6 +16,7 @@ import torch
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate, index_obs, map_obs, stack
 from envs.types import Obs
+from lodestar.mappings import map_values
 from runners.evaluate import SEED, policy
 from runners.explain.policy import PolicyView
 from runners.run.build import Trained
@@ -111,11 +112,9 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
         else:
             returns.append(episode.task_return)
     batch = concatenate(batches)
+    weights = map_values(float, mix.weights(trained.step))
     scaled = {}
-    weights = {}
     gamma = {}
-    for name, weight in mix.weights(trained.step).items():
-        weights[name] = float(weight)
     for name, stream in mix.streams.items():
         scaled[name] = np.concatenate([episode_scores[name][:, 0] for episode_scores in scores])
         gamma[name] = float(stream.gamma)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from agents.dynamics.sindy import Library, polynomial_text, stlsq
+from runners.explain.reading import r_squared
 
 # The least coefficient that is kept, in deviations of the action for a term of root mean square 1; and the penalty.
 THRESHOLD = 0.05
@@ -35,27 +36,15 @@ def fit_polynomials(
     predicted = (columns.T @ coefficients).numpy()
     predicted = predicted.clip(low, high)
 
-    expected = actions[held_out]
-    error = np.square(predicted[held_out] - expected).sum()
-    variation = np.square(expected - expected.mean(0)).sum()
-    fidelity = 1 - error / max(variation, 1e-12)
-
     # A monomial of scaled numbers is one of the numbers themselves, divided by their scales.
-    units = []
-    for term in library.terms:
-        factors = scale[list(term)]
-        units.append(factors.prod())
-    raw = coefficients / torch.stack(units)[:, None]
-    words = []
-    for name in names:
-        if " " in name:
-            name = f"({name})"
-        words.append(name)
+    units = torch.stack([scale[list(term)].prod() for term in library.terms])
+    raw = coefficients / units[:, None]
+    words = [f"({name})" if " " in name else name for name in names]
     lines = []
     for number, row in enumerate(raw.T.tolist()):
         text = polynomial_text(row, library.terms, words) or "0"
         lines.append(f"action {number} = {text}")
-    return {"lines": lines, "fidelity": float(fidelity)}
+    return {"lines": lines, "fidelity": r_squared(predicted[held_out], actions[held_out])}
 
 
 def _sparse_coefficients(columns: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:

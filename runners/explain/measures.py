@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.signal import lfilter
 from torch import Tensor
 
 from agents.networks.actor_critic import Inputs, cosines, stream_gradients
@@ -62,11 +63,11 @@ def contributions(played: PlayedRows) -> dict[str, dict[str, Any]]:
 
 def to_go(rewards: np.ndarray, begins: np.ndarray, discount: float) -> np.ndarray:
     """Discounted sums of what follows within the episode, (M,)."""
-    sums = np.array(rewards, np.float64)
-    for row in range(len(sums) - 2, -1, -1):
-        if row + 1 not in begins:
-            sums[row] += discount * sums[row + 1]
-    return sums
+    sums = []
+    # In each episode the filter y_t = r_t + discount y_{t+1}.
+    for episode in np.split(np.asarray(rewards, np.float64), begins[1:-1]):
+        sums.append(lfilter([1.0], [1.0, -discount], episode[::-1])[::-1])
+    return np.concatenate(sums)
 
 
 def advantages(
@@ -129,10 +130,7 @@ def gradients(played: PlayedRows, view: PolicyView, advantages: Mapping[str, np.
         rows = slice(begin, end)
         parts = view.distributions(*played.inputs_at(rows))
         # What squashing adds to a log-probability depends on no parameter.
-        log_probs = []
-        for part, numbers in zip(parts, played.chosen[rows].unbind(-1)):
-            part_log_probs = part.log_prob(numbers)
-            log_probs.append(part_log_probs)
+        log_probs = [part.log_prob(numbers) for part, numbers in zip(parts, played.chosen[rows].unbind(-1))]
         weights = {}
         for name, values in advantages.items():
             weights[name] = torch.as_tensor(values[rows], dtype=torch.float32)
@@ -180,12 +178,14 @@ def angles(by_episode: Mapping[str, Tensor], task: str, seed: int = 0) -> dict[s
     return by_stream
 
 
+def _weigh_streams(played: PlayedRows, by_stream: Mapping[str, Any]) -> dict[str, Any]:
+    """What streams of the reward add, times their weights."""
+    return {name: played.weights[name] * values for name, values in by_stream.items() if name != OUTSIDE}
+
+
 def flips(played: PlayedRows, advantages: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Stream of the reward -> share of states where the advantage changes sign without it."""
-    weighted = {}
-    for name, values in advantages.items():
-        if name != OUTSIDE:
-            weighted[name] = played.weights[name] * values
+    weighted = _weigh_streams(played, advantages)
     total = np.sum(list(weighted.values()), axis=0)
     by_stream = {}
     for name, part in weighted.items():
@@ -202,10 +202,7 @@ def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor]
     distributions: Any = view.distributions
     states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_DIVERGENCE_ROWS]
     obs, memory = played.inputs_at(states)
-    weighted = {}
-    for name, rows in by_episode.items():
-        if name != OUTSIDE:
-            weighted[name] = played.weights[name] * rows.sum(0)
+    weighted = _weigh_streams(played, map_values(lambda rows: rows.sum(0), by_episode))
     total = torch.stack(list(weighted.values())).sum(0)
     originals = []
     sizes = []

@@ -55,13 +55,8 @@ class PolicyView:
             return np.asarray(self.model.predict(obs, deterministic=True)[0])
         with torch.no_grad():
             parts = self.distributions(obs, memory)
-        likeliest = []
-        for part in parts:
-            if isinstance(part, Categorical):
-                likeliest.append(part.probs.argmax(-1))
-            else:
-                likeliest.append(part.mean)
-        return self.to_env(torch.stack(likeliest, -1).numpy())
+        # Of a Gaussian the mean is its mode.
+        return self.to_env(torch.stack([part.mode for part in parts], -1).numpy())
 
     def movement(self, obs: Obs, changed: Obs, memory: Any = None) -> np.ndarray:
         """How much changed observations change what is done, (B,) in [0, 1].
@@ -75,11 +70,8 @@ class PolicyView:
             with torch.no_grad():
                 before: Any = self.distributions(obs, memory)
                 after: Any = self.distributions(changed, memory)
-            variations = []
-            for part, changed_part in zip(before, after):
-                gap = (part.probs - changed_part.probs).abs()
-                variations.append(0.5 * gap.sum(-1))
-            return torch.stack(variations).mean(0).numpy()
+            gaps = [0.5 * (part.probs - other.probs).abs().sum(-1) for part, other in zip(before, after)]
+            return torch.stack(gaps).mean(0).numpy()
         actions = self.choices(obs, memory)
         actions = actions.reshape(len(actions), -1)
         changed_actions = self.choices(changed, memory).reshape(actions.shape)

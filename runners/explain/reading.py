@@ -164,9 +164,8 @@ def imitate(
         mean = actions[~held_out].mean(0)
         goal = actions[held_out]
         predicted = tree.predict(read[held_out]).reshape(goal.shape)
-        spread = max(_squared_distance(goal, goal.mean(0)), 1e-12)
-        fidelity = 1 - _squared_distance(predicted, goal) / spread
-        constant = 1 - _squared_distance(mean, goal) / spread
+        fidelity = r_squared(predicted, goal)
+        constant = r_squared(mean, goal)
         answer = ", ".join(f"{value:.3g}" for value in mean)
     if tree.get_n_leaves() == 1:
         # export_text would call a single class 0.
@@ -188,5 +187,8 @@ def _action_words(action: np.ndarray, meanings: list[str]) -> str:
     return ", ".join(map(str, action))
 
 
-def _squared_distance(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.square(x - y).sum())
+def r_squared(predicted: np.ndarray, goal: np.ndarray) -> float:
+    """The share of the variance of goals (M, n) that predictions explain."""
+    error = np.square(predicted - goal).sum()
+    variation = np.square(goal - goal.mean(0)).sum()
+    return float(1 - error / max(variation, 1e-12))

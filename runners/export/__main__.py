@@ -138,24 +138,22 @@ def write_policy(subject: Subject, config: ExportConfig, folder: Path) -> list[s
     from runners.export.convert import NoForm, convert
     from runners.export.policy import save
 
+    if config.format == "none":
+        return []
     with closing(subject.make()) as env:
+        about = describe_subject(subject, env)
         try:
             policy = convert(subject.agent, subject.model, env.observation_space)
         except NoForm as error:
-            reason = str(error)
             if config.format == "onnx":
-                words = f"{reason}, which an ONNX graph of one step cannot hold; give format=safetensors"
+                words = f"{error}, which an ONNX graph of one step cannot hold; give format=safetensors"
                 raise UsageError(words) from None
-            policy = None
-        else:
-            obs, mask = observations(env, subject.model, COMPARED_OBSERVATIONS, config.seed)
-    if config.format == "none":
-        return []
-    if policy is None:
-        description = {**describe_subject(subject), "policy": None, "why": reason}
-        save(folder, subject.model.policy.state_dict(), description)
-        return [f"policy.safetensors: weights only ({reason}); the agent that the configuration describes reads them"]
-    return write_formats(policy, subject, config.format, folder, obs, mask)
+            save(folder, subject.model.policy.state_dict(), {**about, "policy": None, "why": str(error)})
+            return [
+                f"policy.safetensors: weights only ({error}); the agent that the configuration describes reads them"
+            ]
+        obs, mask = observations(env, subject.model, config.seed)
+    return write_formats(policy, subject.model, about, config.format, folder, obs, mask)
 
 
 def replace_export(out: Path, folder: Path) -> None:
@@ -197,22 +195,24 @@ def file_subject(config: ExportConfig) -> Subject:
     return Subject(agent, model, lambda: make(config.env, **config.env_options))
 
 
-def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
-    """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
+def observations(env: Any, model: Any, seed: int) -> tuple[Any, Any]:
+    """Observations (B, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
     env.action_space.seed(seed)
-    batch = record(env, noisy_policy(model, env.action_space, 0.5, seed), count, seed)
+    batch = record(env, noisy_policy(model, env.action_space, 0.5, seed), COMPARED_OBSERVATIONS, seed)
     # Only agents of ours and maskable_ppo have the attribute.
     masked = getattr(model, "masked", False)
     return batch.obs, batch.obs_action_mask if masked else None
 
 
-def write_formats(policy: "Policy", subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
+def write_formats(
+    policy: "Policy", model: Any, about: dict[str, Any], format: str, folder: Path, obs: Any, mask: Any
+) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
     masks = {} if mask is None else {"mask": mask}
-    expected, _ = subject.model.predict(obs, deterministic=True, **masks)
+    expected, _ = model.predict(obs, deterministic=True, **masks)
     sentences = []
     if format != "onnx":
-        policy.write(folder, describe_subject(subject))
+        policy.write(folder, about)
         actions = policy.read(folder).act(obs, mask)
         sentences.append(compare_actions("policy.safetensors", actions, expected))
     if format != "safetensors":
@@ -285,20 +285,19 @@ def compare_actions(name: str, actions: np.ndarray, expected: Any) -> str:
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
 
 
-def describe_subject(subject: Subject) -> dict[str, Any]:
+def describe_subject(subject: Subject, env: Any) -> dict[str, Any]:
     """What policy.json holds beside the policy: plain data without paths and addresses."""
     from runners.export.card import remove_paths
 
     trained = subject.trained
-    with closing(subject.make()) as env:
-        description = {
-            "agent": subject.agent,
-            "env": env.spec.id if env.spec is not None else "",
-            "step": 0 if trained is None else trained.step,
-            "observation_space": str(env.observation_space),
-            "action_space": str(env.action_space),
-            "versions": versions(),
-        }
+    description = {
+        "agent": subject.agent,
+        "env": env.spec.id if env.spec is not None else "",
+        "step": 0 if trained is None else trained.step,
+        "observation_space": str(env.observation_space),
+        "action_space": str(env.action_space),
+        "versions": versions(),
+    }
     if trained is not None:
         config = {}
         for key, value in to_dict(trained.config).items():

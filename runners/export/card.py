@@ -3,7 +3,6 @@
 Both name no machine and no person: of a path in the configuration they hold the last part, of an address nothing.
 """
 
-import dataclasses
 import fnmatch
 import json
 import re
@@ -15,6 +14,7 @@ import jinja2
 
 from lodestar.files import read_json
 from lodestar.mappings import map_values
+from lodestar.settings import settings_of
 from runners.cli.command import argument_text, changes_from_defaults
 from runners.evaluate import table
 from runners.run import checkpoint
@@ -52,15 +52,10 @@ def settings(config: TrainConfig) -> list[str]:
     arguments = [f"env={config.env}"]
     arguments += [f"env.{option}" for option in assignments(config.env_options)]
     arguments += [f"reward=[{','.join(rewards)}]", f"agent={agent}", "preset=none"]
-    for field in dataclasses.fields(TrainConfig):
-        if field.name in SHOWN_APART | NOT_SHOWN:
-            continue
-        value = getattr(config, field.name)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if value != default:
-            arguments.append(f"{field.name}={argument_text(value)}")
+    for name, default, _ in settings_of(TrainConfig):
+        value = getattr(config, name)
+        if name not in SHOWN_APART | NOT_SHOWN and value != default:
+            arguments.append(f"{name}={argument_text(value)}")
     parts = {"agent": config.agent}
     for name, options in config.reward.items():
         parts[f"reward.{name}"] = options

@@ -18,6 +18,7 @@ from agents.offline.iql import IQL
 from agents.ppo.agent import PPO
 from agents.sb3.normalized import NormalizedObs
 from runners.export.policy import (
+    LAYERS,
     Affine,
     Decision,
     Expectation,
@@ -40,7 +41,6 @@ MEMORIES = {
     "mbrcsl": "the return that is left",
     "dt": "the return that is left",
 }
-ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish, "elu": nn.ELU, "tanh": nn.Tanh}
 
 
 class NoForm(ValueError):
@@ -202,7 +202,7 @@ def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> li
             gain = next(weights)
             shift = next(weights)
             layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
-        layers.append(ACTIVATIONS[activation]())
+        layers.append(LAYERS[activation]())
     return layers
 
 
@@ -219,20 +219,18 @@ def _critic_values(learner: Any) -> list[nn.Module]:
 
 def _convert_sb3(name: str, model: Any, space: Any) -> Policy:
     policy = model.policy
+    decision = _sb3_decision(model.action_space)
     if name in ("sb3_ppo", "a2c", "maskable_ppo"):
         extractor = policy.pi_features_extractor
         layers = [*policy.mlp_extractor.policy_net, policy.action_net]
-        decision = _sb3_decision(model.action_space)
     elif name == "dqn":
         extractor = policy.q_net.features_extractor
         layers = list(policy.q_net.q_net)
-        decision = _sb3_decision(model.action_space)
     elif name == "qrdqn":
         net = policy.quantile_net
         extractor = net.features_extractor
         quantiles = Function("split", net.n_quantiles, int(model.action_space.n))
         layers = [*net.quantile_net, quantiles, Function("mean", -2)]
-        decision = _sb3_decision(model.action_space)
     else:
         actor = policy.actor
         extractor = actor.features_extractor
@@ -311,16 +309,11 @@ def _chain(layers: Iterable[nn.Module] = ()) -> nn.Sequential:
         elif hasattr(layer, "ra_mean"):
             copies.append(_frozen_renorm(layer))
         else:
-            copies.append(_copy_layer(layer))
+            # Built afresh: a copy would take along the agent's gradients, which are views of one long vector.
+            made = make_layers([describe_layer(layer)])
+            made[0].load_state_dict(layer.state_dict())
+            copies += made
     return nn.Sequential(*copies)
-
-
-def _copy_layer(layer: nn.Module) -> nn.Module:
-    """Built afresh: a copy would take along the agent's gradients, which are views of one long vector."""
-    entry = describe_layer(layer)
-    (copy,) = make_layers([entry])
-    copy.load_state_dict(layer.state_dict())
-    return copy
 
 
 def _frozen_renorm(layer: Any) -> Affine:

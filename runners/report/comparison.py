@@ -260,8 +260,6 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
     for key in sorted(keys - ARMLESS_KEYS):
         values = {}
         for arm in data.arms:
-            if arm.published:
-                continue
             texts = []
             for run in arm.runs:
                 if key in run.config:
@@ -353,7 +351,7 @@ def band(curves: np.ndarray, grid: np.ndarray) -> Band:
     width = max(1, MAX_RESAMPLED_NUMBERS // (statistics.RESAMPLES * count))
     for start in range(0, len(complete), width):
         part = complete[start : start + width]
-        value[part], low[part], high[part] = statistics.curve(curves[:, part])
+        value[part], low[part], high[part] = statistics.aggregate([curves[:, part]])
     for point in np.flatnonzero((runs > 0) & (runs < count)):
         value[point] = statistics.iqm(curves[finite[:, point], point])
     span = (float(np.nanmin(curves)), float(np.nanmax(curves)))

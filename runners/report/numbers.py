@@ -4,7 +4,7 @@ All of them are `Row`s, which the page prints and report.csv holds; intervals ar
 """
 
 import itertools
-import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from runners.report import statistics
 from runners.report.comparison import Arm, Comparison, alarm, learned_and_task_returns, score
-from runners.report.read import TASK_RETURN, Run
+from runners.report.read import TASK_RETURN, Run, possible_returns
 from runners.report.statistics import Estimate
 from runners.run.folder import OTHER_WAY, TOLD
 
@@ -84,7 +84,7 @@ class Numbers:
         self.data = data
         self.rows: list[Row] = []
         self.left_out: list[str] = []
-        self.scores: dict[tuple[str, str], dict[Any, float]] = {}
+        self.scores: dict[tuple[str, str], dict[Any, float]] = defaultdict(dict)
         self.evaluated = dict.fromkeys(data.tasks, False)
         for run in data.own:
             if np.isfinite(run.result("task_return")):
@@ -164,27 +164,21 @@ class Numbers:
             mean = np.mean(chance) if chance else NAN
             self._add("random", task, "random policy", mean, len(chance))
             for arm in self.data.arms:
-                self._add_finals_of(task, arm)
+                if task in arm.cells:
+                    self._add_finals_of(task, arm)
 
     def _add_finals_of(self, task: str, arm: Arm) -> None:
-        runs = arm.cells.get(task, [])
-        scores: dict[Any, float] = {}
-        self.scores[task, arm.name] = scores
-        if not runs:
-            return
-        lowest = math.inf
-        highest = -math.inf
+        runs = arm.cells[task]
+        scores = self.scores[task, arm.name]
         policies = {}
         for run in runs:
             run_score = score(run, self.evaluated[task])
             if np.isfinite(run_score):
                 scores[run.key] = run_score
-            run_lowest, run_highest = run.possible
-            lowest = min(lowest, run_lowest)
-            highest = max(highest, run_highest)
             policies.update(run.scores)
+        lows, highs = np.transpose([possible_returns(run.scores) for run in runs])
         estimate = _estimate([self._score_array(task, arm.name)])
-        estimate = statistics.clip_interval(estimate, lowest, highest)
+        estimate = statistics.clip_interval(estimate, lows.min(), highs.max())
         self._add("final", task, arm.name, estimate, len(scores), len(runs))
         successes = _results(runs, "success")
         if successes:

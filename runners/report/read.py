@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from lodestar.files import open_text_file, read_text
+from lodestar.mappings import map_values
 from runners.report.job_log import Entry, replay
 from runners.run.config import UsageError, assignments, flatten, read
 from runners.run.folder import read_status
@@ -128,11 +129,6 @@ class Run:
     def key(self) -> int | str:
         """Its seed, or its name where it has none."""
         return self.name if self.seed is None else self.seed
-
-    @property
-    def possible(self) -> tuple[float, float]:
-        """The lowest and the highest possible task return, infinite where unknown."""
-        return possible_returns(self.scores)
 
     def result(self, key: str, policy: str = "this run") -> float:
         """A number of the final evaluation; NaN if there is none."""
@@ -283,8 +279,7 @@ def _read_result(run: Run, path: Path) -> None:
 
 
 def _read_versions(run: Run, path: Path) -> None:
-    for name, version in json.loads(read_text(path)).items():
-        run.versions[name] = str(version)
+    run.versions = map_values(str, json.loads(read_text(path)))
 
 
 def possible_returns(scores: dict[str, Any]) -> tuple[float, float]:

@@ -51,8 +51,11 @@ def iqm(values: Any, axis: int = -1) -> Any:
 
 
 def aggregate(scores: Strata) -> Estimate:
-    """IQM of all runs of all tasks; scores are (R_k,) for each task, several in a common unit."""
-    return interval(scores, lambda parts: iqm(np.concatenate(parts, 1)))
+    """IQM of all runs of all tasks; scores are (R_k, ...) for each task, several in a common unit.
+
+    Of curves (R_k, P) it is the IQM at each of P points, whose band holds at each point, not for all of them at once.
+    """
+    return interval(scores, lambda parts: iqm(np.concatenate(parts, 1), 1))
 
 
 def mean_interval(values: Sequence[float]) -> Estimate:
@@ -62,14 +65,6 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     mean = float(numbers.mean())
     half = float(stdtrit(size - 1, UPPER_QUANTILE) * numbers.std(ddof=1) / np.sqrt(size))
     return Estimate(mean, mean - half, mean + half)
-
-
-def curve(values: np.ndarray) -> Estimate:
-    """IQM over R runs at each of P points: (R, P) -> arrays (P,).
-
-    The band holds at each point, not for all of them at once.
-    """
-    return interval([values], lambda parts: iqm(parts[0], 1))
 
 
 def profile(scores: Strata, thresholds: np.ndarray) -> Estimate:

@@ -8,6 +8,7 @@ same command continues where it was stopped, or killed.
 """
 
 import csv
+import functools
 import itertools
 import json
 import sys
@@ -126,30 +127,21 @@ def _is_interval(interval: Any) -> bool:
     return low < high and count >= 2 and count == int(count)
 
 
-class SourcePolicies:
-    """Source -> the returns of its policies on all tasks; what is missing is trained."""
-
-    def __init__(self, config: TransferConfig, log: JobLog, launcher: Launcher) -> None:
-        self.config = config
-        self.log = log
-        self.launcher = launcher
-        # Source -> returns (seeds, N).
-        self.rows: dict[int, np.ndarray] = {}
-
-    def get(self, sources: list[int]) -> dict[int, np.ndarray]:
-        """Returns (N,) of policies trained at each source, mean over seeds; sources that are new run at once."""
-        jobs = {}
-        for source in sources:
-            if source not in self.rows:
-                jobs[source] = [self.config.run(source, seed) for seed in range(self.config.seeds)]
-        entries = drive(itertools.chain(*jobs.values()), self.log, self.launcher, resume="errored")
-        for job in itertools.chain(*jobs.values()):
-            if not job.is_finished:
-                error = entries[job.name].error or entries[job.name].state
-                raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
-        for source, runs in jobs.items():
-            self.rows[source] = np.array([evaluate_on_tasks(self.config, job) for job in runs])
-        return {source: self.rows[source].mean(axis=0) for source in sources}
+def train_sources(
+    config: TransferConfig, log: JobLog, launcher: Launcher, rows: dict[int, np.ndarray], sources: list[int]
+) -> None:
+    """Fill in what is missing of source -> its policies' returns on all tasks (seeds, N); new sources run at once."""
+    jobs = {}
+    for source in sources:
+        if source not in rows:
+            jobs[source] = [config.run(source, seed) for seed in range(config.seeds)]
+    entries = drive(itertools.chain(*jobs.values()), log, launcher, resume="errored")
+    for job in itertools.chain(*jobs.values()):
+        if not job.is_finished:
+            error = entries[job.name].error or entries[job.name].state
+            raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
+    for source, runs in jobs.items():
+        rows[source] = np.array([evaluate_on_tasks(config, job) for job in runs])
 
 
 def evaluate_on_tasks(config: TransferConfig, job: Job) -> list[float]:
@@ -242,9 +234,9 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
+def write(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
-    write_json(config.folder / "transfer.json", {"command": command, **results})
+    write_json(config.folder / "transfer.json", {"command": config.command("runners.transfer"), **results})
     with replacing(config.folder / "matrix.csv") as temporary, temporary.open("w", newline="") as file:
         matrix = csv.writer(file, lineterminator="\n")
         matrix.writerow(["source", "seed", *config.labels])
@@ -308,19 +300,23 @@ def transfer(config: TransferConfig) -> None:
         }
         chosen: list[int] = []
         orders = {OURS: chosen}
+        # Source -> returns on all tasks: of the policy of each seed (seeds, N), and the mean (N,) of those chosen.
+        rows: dict[int, np.ndarray] = {}
+        seen: dict[int, np.ndarray] = {}
         for name in config.controls:
             orders[name] = controls[name]
         with closing(config.launch()) as launcher:
-            policies = SourcePolicies(config, log, launcher)
-            policies.get([mbtl.choose(contexts, {}), *itertools.chain(*orders.values())])
+            train = functools.partial(train_sources, config, log, launcher, rows)
+            train([mbtl.choose(contexts, {}), *itertools.chain(*orders.values())])
             while len(chosen) < config.budget:
                 # The results of the controls are not used.
-                source = mbtl.choose(contexts, policies.get(chosen))
+                source = mbtl.choose(contexts, seen)
                 chosen.append(source)
-                value = policies.get([source])[source][source]
-                print(f"source {len(chosen)}: {labels[source]}, {value:.4g} at home", flush=True)
-        results = summary(config, orders, policies.rows)
-        picture = write(config, results, policies.rows, config.command("runners.transfer"))
+                train([source])
+                seen[source] = rows[source].mean(axis=0)
+                print(f"source {len(chosen)}: {labels[source]}, {seen[source][source]:.4g} at home", flush=True)
+        results = summary(config, orders, rows)
+        picture = write(config, results, rows)
         print(f"\n{table(results)}\n\npicture: {picture}")
 
 

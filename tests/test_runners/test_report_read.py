@@ -62,7 +62,7 @@ def test_scores_stay_in_the_possible_range_and_have_their_modes_beside_them(tmp_
     final = numbers.find_one("final", arm="task")
     assert (final.value, final.low, final.high) == (267.0, 0.0, 500.0)
     assert numbers.find_one("mode", arm="task").value == 133.5
-    assert found_in(tmp_path).own[0].possible == (0.0, 500.0)
+    assert read.possible_returns(found_in(tmp_path).own[0].scores) == (0.0, 500.0)
 
 
 @pytest.mark.parametrize("ends", [None, [1], [1, 0], ["a", 2], [0, "x"], {}, [0, float("inf")]])

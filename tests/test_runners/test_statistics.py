@@ -47,7 +47,7 @@ def test_the_same_numbers_give_the_same_interval_and_one_run_gives_none():
 
 def test_a_curve_has_a_band_at_each_point():
     values = np.array([[0.0, 1, 2], [0, 2, 4], [0, 3, 9]])
-    found = statistics.curve(values)
+    found = statistics.aggregate([values])
     np.testing.assert_allclose(found.value, values.mean(0))  # of three values nothing is cut
     assert found.low[0] == found.high[0] == 0
     assert (found.low[1:] < found.value[1:]).all() and (found.high[1:] > found.value[1:]).all()
