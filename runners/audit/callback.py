@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter
 
 from agents.base import BaseAgent
-from lodestar.mappings import take_rows
+from envs.transitions import index_obs
 from rewards.adapters.sb3 import RewardCallback
 from runners.audit.page import finish
 from runners.audit.recorder import AuditedStep, Recorder
@@ -99,9 +99,7 @@ class Audit(BaseCallback):
         if self.scored_later:
             self.recorder.add(AuditedStep(reward, None, ended, {}, valid, updated))
             return True
-        steps = self._steps()
-        task = np.array(list(map(self.reader.task, steps)))
-        self.recorder.add(AuditedStep(task, reward, ended, self.reader.table(steps), valid, updated))
+        self.recorder.add(self.reader.audit(self._steps(), reward, ended, valid, updated))
         return True
 
     def _measure_buffer(self) -> dict[str, float]:
@@ -117,10 +115,10 @@ class Audit(BaseCallback):
         actions = new.get("clipped_actions", new["actions"])
         steps = []
         for row, info in enumerate(new["infos"]):
-            next_obs = _row_of(new["new_obs"], row)
+            next_obs = index_obs(new["new_obs"], row)
             if new["dones"][row]:
                 next_obs = info.get("terminal_observation", next_obs)
-            steps.append(OneStep(_row_of(obs, row), actions[row], next_obs, info))
+            steps.append(OneStep(index_obs(obs, row), actions[row], next_obs, info))
         return steps
 
     def _on_training_end(self) -> None:
@@ -147,9 +145,3 @@ def _has_reward_callback(callback: Any) -> bool:
     if isinstance(callback, CallbackList):
         return any(map(_has_reward_callback, callback.callbacks))
     return isinstance(callback, RewardCallback)
-
-
-def _row_of(obs: Any, row: int) -> Any:
-    if isinstance(obs, dict):
-        return take_rows(obs, row)
-    return obs[row]

@@ -39,7 +39,7 @@ class AuditedStep:
     ended: np.ndarray
     streams: Mapping[str, np.ndarray]
     valid: np.ndarray
-    updated: bool = True
+    updated: bool
 
 
 class EpisodeEnd(NamedTuple):

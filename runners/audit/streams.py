@@ -15,6 +15,7 @@ from envs.wrappers import layers
 from rewards.adapters.driver import Driver
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.adapters.sb3 import RewardVecEnv
+from runners.audit.recorder import AuditedStep
 
 Function = Callable[[Any, Any, Any, dict[str, Any]], Any]
 Source = str | Function
@@ -82,6 +83,15 @@ class StreamReader:
                 "lodestar.RecordTask around the task, inside of what shapes its reward"
             )
         return _read(self.task_source, step)
+
+    def audit(
+        self, steps: list[OneStep], reward: np.ndarray, ended: np.ndarray, valid: np.ndarray, updated: bool = True
+    ) -> AuditedStep:
+        """A step of N environments with the task's reward, of those that are `valid`, and the streams."""
+        task = np.zeros(len(steps))
+        for row in np.flatnonzero(valid):
+            task[row] = self.task(steps[row])
+        return AuditedStep(task, reward, ended, self.table(steps), valid, updated)
 
     def table(self, steps: list[OneStep]) -> dict[str, np.ndarray]:
         """The streams of a step of N environments, (N,) each; 0 where one lacks a stream."""

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from runners.audit.page import finish
-from runners.audit.recorder import AuditedStep, Recorder
+from runners.audit.recorder import Recorder
 from runners.audit.streams import OneStep, Source, StreamReader
 
 DEFAULT_EVERY = 1000
@@ -77,10 +77,8 @@ class AuditWrapper(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         step = OneStep(self._obs, action, next_obs, info)
-        streams = self.reader.table([step])
-        task = np.array([self.reader.task(step)])
         ended = np.array([terminated or truncated])
-        self.recorder.add(AuditedStep(task, np.array([float(reward)]), ended, streams, np.array([True])))
+        self.recorder.add(self.reader.audit([step], np.array([float(reward)]), ended, np.ones(1, bool)))
         self._obs = next_obs
         return next_obs, reward, terminated, truncated, info
 
@@ -109,12 +107,8 @@ class AuditVectorWrapper(VectorWrapper):
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         valid = ~self._ended if self._next_step else np.ones(self.num_envs, bool)
         steps = [OneStep(None, None, None, _info_of(infos, row)) for row in range(self.num_envs)]
-        streams = self.reader.table(steps)
-        task = np.zeros(self.num_envs)
-        for row in np.flatnonzero(valid):
-            task[row] = self.reader.task(steps[row])
         ended = np.logical_or(terminations, truncations)
-        self.recorder.add(AuditedStep(task, np.array(rewards, np.float64), ended, streams, valid))
+        self.recorder.add(self.reader.audit(steps, np.array(rewards, np.float64), ended, valid))
         self._ended = ended
         return next_obs, rewards, terminations, truncations, infos
 

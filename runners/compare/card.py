@@ -168,8 +168,8 @@ def _notes(candidate: Candidate) -> list[str]:
     return notes
 
 
-def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, float]]:
-    """The phrases that the model was trained on which are nearest to the goal, with their similarity."""
+def _nearest_phrases(candidate: Candidate) -> list[tuple[str, float]]:
+    """The three phrases that the model was trained on which are nearest to the goal, with their similarity."""
     goal = candidate.sentence("goal")
     if candidate.phrases is None or not goal:
         return []
@@ -177,7 +177,7 @@ def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, fl
     # Of several sentences the first.
     first = goal.split("|")[0]
     similarity = embeddings @ candidate.encoder.text([first])[0]
-    return [(phrases[i], float(similarity[i])) for i in np.argsort(-similarity)[:count]]
+    return [(phrases[i], float(similarity[i])) for i in np.argsort(-similarity)[:3]]
 
 
 def _quantile_range(values: np.ndarray) -> Any:
@@ -405,10 +405,9 @@ def effective_horizon(
     modalities: dict[str, Any] = {}
     if reward is not None:
         scorer = _mix(reward, config)
+        modalities["frame_size"] = scorer.frame_size
         for name in scorer.requires & {"text", "signals"}:
             modalities[name] = True
-        if "frame" in scorer.requires:
-            modalities["frame_size"] = scorer.frame_size
     try:
         clones = Clones(env, **(options or {}), **modalities)
         return look_ahead(clones, scorer, solved=solved, k_max=k, m_max=HORIZON_TRIES, budget=HORIZON_BUDGET)

@@ -5,15 +5,13 @@ seen where it sometimes does something else. Pictures are not kept while playing
 seed and its actions up to the moment that is wanted, and shown only if the observation there is the one of before.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate, index_obs, map_obs, stack
 from envs.types import Obs
 from lodestar.mappings import map_values
@@ -21,7 +19,8 @@ from runners.evaluate import SEED, policy
 from runners.explain.policy import PolicyView
 from runners.run.build import Trained
 from runners.run.output import Ticker
-from runners.run.video import Act, picture
+from runners.run.served import play_steps
+from runners.run.video import picture
 
 # No further episode begins after so many rows, but for the second.
 MAX_ROWS_BEFORE_EPISODE = 10_000
@@ -89,28 +88,46 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     scores = []
     chosen: list[torch.Tensor] = []
     memories = []
+    memory = np.zeros((1, view.units), np.float32)
     texts: dict[Moment, str] = {}
     returns = []
     lengths = []
     cut = 0
+
+    def choose(obs: Any, begins: bool, *_: Any) -> Any:
+        """The policy's action; its numbers, and the memory before it, are kept."""
+        nonlocal memory
+        if begins:
+            memory = np.zeros_like(memory)
+        memories.append(memory)
+        if view.distributions is None:
+            action = act(obs, begins)
+            choice = torch.zeros(1, 1)
+        else:
+            action, choice, memory = _sample_action(view, obs, memory)
+        chosen.append(choice)
+        return action
+
     for number in range(episodes):
         if number > 1 and len(chosen) >= MAX_ROWS_BEFORE_EPISODE:
             break
-        on_step = partial(tick, "episode {} of {}, step {:,}", number + 1, episodes)
-        episode = _play_episode(view, act, env, first_seed + number, steps, on_step)
-        chosen += episode.chosen
-        memories += episode.memories
-        lengths.append(len(episode.rows))
-        texts |= {(number, time): text for time, text in enumerate(episode.texts) if text}
-        batch = mix.embed(stack(episode.rows))
+        rows = []
+        for row, _, info in play_steps(env, choose, first_seed + number, steps):
+            rows.append(row)
+            last_info = info
+            tick("episode {} of {}, step {:,}", number + 1, episodes, len(rows))
+        lengths.append(len(rows))
+        batch = mix.embed(stack(rows))
+        captions = [batch.obs_text[0, 0], *batch.text[:, 0]]
+        texts |= {(number, time): str(text) for time, text in enumerate(captions) if text}
         scores.append(mix.scale_rewards(mix.score(batch)[0]))
         # Frames of all episodes would fill the memory.
         batches.append(batch.flatten().replace(frame=None, obs_frame=None, extras={}))
-        if episode.task_return is None:
+        if batch.ended[-1].any():
+            returns.append(float(last_info["episode"]["r"]))
+        else:
             returns.append(float(batch.reward.sum()))
             cut += 1
-        else:
-            returns.append(episode.task_return)
     batch = concatenate(batches)
     weights = map_values(float, mix.weights(trained.step))
     scaled = {}
@@ -134,44 +151,6 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
         returns=returns,
         cut=cut,
     )
-
-
-class _Episode(NamedTuple):
-    """T rows, T choices and memories before them, T + 1 captions; no return if it was cut."""
-
-    rows: list[Transitions]
-    chosen: list[torch.Tensor]
-    memories: list[np.ndarray]
-    texts: list[str]
-    task_return: float | None
-
-
-def _play_episode(
-    view: PolicyView, act: Act, env: Any, seed: int, steps: int, on_step: Callable[[int], None]
-) -> _Episode:
-    """One episode of at most so many steps; `on_step` gets the number of each."""
-    obs, info = env.reset(seed=seed)
-    cursor = Cursor(1)
-    cursor.begin(modalities_of_one(info))
-    episode = _Episode([], [], [], [str(info.get("text", ""))], None)
-    memory = np.zeros((1, view.units), np.float32)
-    for step in range(steps):
-        episode.memories.append(memory)
-        if view.distributions is None:
-            action = act(obs, step == 0)
-            choice = torch.zeros(1, 1)
-        else:
-            action, choice, memory = _sample_action(view, obs, memory)
-        episode.chosen.append(choice)
-        next_obs, reward, terminated, truncated, info = env.step(action)
-        row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
-        episode.rows.append(row)
-        episode.texts.append(str(info.get("text", "")))
-        on_step(step + 1)
-        if terminated or truncated:
-            return episode._replace(task_return=float(info["episode"]["r"]))
-        obs = next_obs
-    return episode
 
 
 def _sample_action(view: PolicyView, obs: Any, memory: np.ndarray) -> tuple[Any, torch.Tensor, np.ndarray]:

@@ -30,18 +30,14 @@ def fit_polynomials(
     goal = torch.tensor(actions, dtype=torch.float64)
     fitted = torch.from_numpy(~held_out)
     library = Library(inputs.shape[1], 0, 0, affine=False)
-    scale = _positive(inputs[fitted].std(0, correction=0))
-    columns = library((inputs / scale).T)
+    columns = library(inputs.T)
     coefficients = _sparse_coefficients(columns[:, fitted], goal[fitted])
     predicted = (columns.T @ coefficients).numpy()
     predicted = predicted.clip(low, high)
 
-    # A monomial of scaled numbers is one of the numbers themselves, divided by their scales.
-    units = torch.stack([scale[list(term)].prod() for term in library.terms])
-    raw = coefficients / units[:, None]
     words = [f"({name})" if " " in name else name for name in names]
     lines = []
-    for number, row in enumerate(raw.T.tolist()):
+    for number, row in enumerate(coefficients.T.tolist()):
         text = polynomial_text(row, library.terms, words) or "0"
         lines.append(f"action {number} = {text}")
     return {"lines": lines, "fidelity": r_squared(predicted[held_out], actions[held_out])}

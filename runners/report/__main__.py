@@ -130,8 +130,7 @@ class Report:
         if self.config.out:
             make_folder(self.config.out)
         # Tables first: a picture that fails leaves the numbers.
-        header = [field.name for field in fields(Row)]
-        _write_csv(folder / "report.csv", header, map(astuple, self.numbers.rows))
+        _write_csv(folder / "report.csv", [field.name for field in fields(Row)], map(astuple, self.numbers.rows))
         header = ["task", "arm", "step", "runs", "of", "iqm", "low", "high"]
         _write_csv(folder / "curves.csv", header, self._curve_rows())
         with matplotlib.rc_context(plots.STYLE):
@@ -140,9 +139,8 @@ class Report:
                 # Without the date the same numbers give the same bytes.
                 with replacing(folder / f"report.{kind}") as path:
                     picture.savefig(path, dpi=160, format=kind, metadata={date_tag: None})
-        path = folder / "report.html"
-        page.write(path, self.numbers, self.curves, self.config.title, self.config.points)
-        return path
+        page_path = folder / "report.html"
+        return page.write(page_path, self.numbers, self.curves, self.config.title, self.config.points)
 
     def _curve_rows(self) -> Iterator[tuple[Any, ...]]:
         """A row for each point of a learning curve that some run has reached."""
@@ -162,16 +160,17 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
     rows = []
     for task, arm, runs in numbers.data.cells():
         for run in runs:
-            row = {
-                "task": task,
-                "arm": arm.name,
-                "seed": run.seed,
-                "state": run.state,
-                "step": int(run.last_step),
-                "task_return": score(run, numbers.evaluated[task]),
-                "success": run.result("success"),
-            }
-            rows.append(row)
+            rows.append(
+                {
+                    "task": task,
+                    "arm": arm.name,
+                    "seed": run.seed,
+                    "state": run.state,
+                    "step": int(run.last_step),
+                    "task_return": score(run, numbers.evaluated[task]),
+                    "success": run.result("success"),
+                }
+            )
     figures: dict[str, float] = {}
     for number_row in numbers.rows:
         names = (number_row.figure, number_row.task, number_row.arm, number_row.against)

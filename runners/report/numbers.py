@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lodestar.mappings import map_values
 from runners.report import statistics
 from runners.report.comparison import Arm, Comparison, alarm, learned_and_task_returns, score
 from runners.report.read import TASK_RETURN, Run, possible_returns
@@ -134,10 +135,7 @@ class Numbers:
         low = np.clip(scores.min(), -1, 0)
         high = np.clip(scores.max(), 1, 2)
         thresholds = np.linspace(low, high, PROFILE_POINTS)
-        profiles = {}
-        for arm, parts in strata.items():
-            profiles[arm] = statistics.profile(parts, thresholds)
-        return thresholds, profiles
+        return thresholds, map_values(lambda parts: statistics.profile(parts, thresholds), strata)
 
     def _add(
         self, figure: str, task: str, arm: str, estimate: Any, runs: int = 0, of: int = 0, against: str = ""

@@ -40,7 +40,7 @@ DASH = "–"
 TableRow = tuple[Any, ...]
 
 
-def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -> None:
+def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -> Path:
     """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
     values = {
@@ -69,7 +69,7 @@ def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -
         **_videos(numbers),
         **_provenance(data),
     }
-    html.write(path, "report/page.html", values)
+    return html.write(path, "report/page.html", values)
 
 
 def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:

@@ -6,9 +6,11 @@ Text comes from files, so `$` in it is a dollar, not the beginning of a formula.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -30,27 +32,7 @@ PALE = "#d5d8dc"
 SHARED_COLOUR_LINES = {INK: ("-", "--", "-."), CONTROL_COLOUR: (":", "--"), PUBLISHED_COLOUR: ("--", "-.", ":")}
 # Pale, because names are written on them.
 STREAM_COLOURS = ("#8fc1e3", "#f2b48a", "#8fd1ba", "#e6bcd3", "#f3d38a", "#c9b3d9")
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 8.5,
-    "legend.fontsize": 8.5,
-    "axes.linewidth": 0.7,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "xtick.color": "#5a616a",
-    "ytick.color": "#5a616a",
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "text.parse_math": False,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "#9aa0a8",
-    "svg.hashsalt": "lodestar",
-    "svg.fonttype": "path",
-}
+STYLE = rc_params_from_file(Path(__file__).with_name("style.txt"), use_default_template=False)
 # The line of a random policy.
 RANDOM: dict[str, Any] = {"color": PUBLISHED_COLOUR, "linewidth": 0.9, "linestyle": (0, (1, 2))}
 # Panels side by side, and the size of one.

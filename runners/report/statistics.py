@@ -172,21 +172,13 @@ def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMP
 def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
     """The factor for both arms of an interval, of the statistic's shape."""
     runs = np.array(list(map(len, parts)), np.float64)
-    if len(parts) == 1:
-        growth = runs[0] / (runs[0] - 1)
-        freedom = runs[0] - 1
-    else:
-        # Each stratum weighs by its share of the statistic's variance, on the last axis.
-        variances = []
-        for stratum in range(len(parts)):
-            variance = _jackknife(parts, stratum, statistic)
-            variances.append(variance)
-        variance = np.stack(variances, -1)
-        total = variance.sum(-1)[..., None]
-        share = np.where(total > 0, variance / np.where(total > 0, total, 1), 1 / len(parts))
-        growth = 1 / (share * (runs - 1) / runs).sum(-1)
-        # The equation of Welch and Satterthwaite.
-        freedom = 1 / (share**2 / (runs - 1)).sum(-1)
+    # Each stratum weighs by its share of the statistic's variance, on the last axis.
+    variance = np.stack([_jackknife(parts, stratum, statistic) for stratum in range(len(parts))], -1)
+    total = variance.sum(-1)[..., None]
+    share = np.where(total > 0, variance / np.where(total > 0, total, 1), 1 / len(parts))
+    growth = 1 / (share * (runs - 1) / runs).sum(-1)
+    # The equation of Welch and Satterthwaite.
+    freedom = 1 / (share**2 / (runs - 1)).sum(-1)
     return np.sqrt(growth) * stdtrit(freedom, UPPER_QUANTILE) / ndtri(UPPER_QUANTILE)
 
 
