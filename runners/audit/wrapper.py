@@ -51,11 +51,13 @@ def audit(
         raise ValueError(f"every={every} environment steps must be at least 1")
     reader = StreamReader(task, streams)
     if isinstance(env, gym.Env):
+        reader.follow(env)
         return AuditWrapper(env, Recorder(Path(folder), 1, every), reader)
     if not isinstance(env, VectorEnv):
         raise ValueError(f"{env!r:.80} is no environment of Gymnasium; for Stable-Baselines3 take lodestar.Audit")
     if any(map(callable, [task, *(streams or {}).values()])):
         raise ValueError("a function reads one environment, not a vector; write its value into the info of each")
+    reader.follow(env)
     return AuditVectorWrapper(env, Recorder(Path(folder), env.num_envs, every), reader)
 
 
@@ -66,7 +68,6 @@ class AuditWrapper(gym.Wrapper):
         super().__init__(env)
         self.recorder = recorder
         self.reader = reader
-        self.reader.follow(env)
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -94,7 +95,6 @@ class AuditVectorWrapper(VectorWrapper):
         super().__init__(env)
         self.recorder = recorder
         self.reader = reader
-        self.reader.follow(env)
         # In this mode the step after an episode's last one only resets, and is none.
         self._next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
         self._ended = np.zeros(env.num_envs, bool)

@@ -32,6 +32,7 @@ from runners.cli.compose import compose as compose_run
 from runners.cli.compose import load_name
 from runners.run.build import keep_freed_memory
 from runners.run.config import TrainConfig, UsageError, describe_unknown
+from runners.run.value import literals
 
 if TYPE_CHECKING:
     from runners.compare.candidate import Candidate
@@ -157,8 +158,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
             for field, sentence in sentences.items():
                 key = f"reward.{name}.{field}"
                 if hasattr(rewards.get(name).Config, field) and sentence and key not in given:
-                    quoted = sentence.replace('"', '\\"')
-                    argv.append(f'{key}="{quoted}"')
+                    argv += literals({key: sentence})
         configs[name], _ = compose_run(argv)
     return configs
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def bare_config(config: RewardConfig, **changes: Any) -> Any:
     return dataclasses.replace(config, **changes)
 
 
+@dataclass(eq=False)
 class Candidate:
     """One reward, built on its own, and its scores on a sample: weight, scale and shape are left out.
 
@@ -46,29 +48,22 @@ class Candidate:
     ready, and never for a bonus.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: RewardConfig,
-        spaces: tuple[Any, Any],
-        spec: SampleSpec,
-        sample: Sample,
-        *,
-        warm: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.config = bare_config(config)
-        self.name = name
-        self.spec = spec
-        self.sample = sample
-        self.spaces = spaces
-        self.seed = seed
-        self.warm = warm
-        self.reward: Reward = rewards.get(name)(self.config, *spaces, seed=seed, device="cpu")
+    name: str
+    config: Any
+    spaces: tuple[Any, Any]
+    spec: SampleSpec
+    sample: Sample
+    _: dataclasses.KW_ONLY
+    warm: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.config = bare_config(self.config)
+        self.reward: Reward = rewards.get(self.name)(self.config, *self.spaces, seed=self.seed, device="cpu")
         self.encoder: Any = getattr(self.reward, "encoder", None)
-        self.stream = Stream(name, self.reward, gamma=GAMMA)
+        self.stream = Stream(self.name, self.reward, gamma=GAMMA)
         self.seconds = {"embed": 0.0, "score": 0.0}
-        self.batch = self.embed_frames(sample.batch, spec.key)
+        self.batch = self.embed_frames(self.sample.batch, self.spec.key)
         self.learns = type(self.reward).update is not Reward.update
         self.passes = self._warm_up()
         begin = time.perf_counter()
@@ -92,8 +87,7 @@ class Candidate:
 
     def with_settings(self, **changes: Any) -> "Candidate":
         """The same reward with other settings, on the same sample."""
-        config = dataclasses.replace(self.config, **changes)
-        return Candidate(self.name, config, self.spaces, self.spec, self.sample, warm=self.warm, seed=self.seed)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def score(self, batch: Transitions) -> np.ndarray:
         """Raw scores of flat rows in time order, float64 (N,)."""

@@ -228,25 +228,21 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
     # The goal of a bonus has another meaning.
     if candidate.reward.role == "bonus":
         return []
-    if not goal:
-        # A picture has no opposite in words.
-        is_shown = bool(getattr(candidate.config, "goal", ""))
-        if is_shown and candidate.reward.control:
-            return [_control(candidate, "untrained", candidate.reward.control, truth, target)]
-        return []
     negative = candidate.sentence("negative")
-    opposite = negative or " | ".join(f"not {part.strip()}" for part in goal.split("|"))
-    variants: dict[str, Card] = {}
-    for kind, pair in {"gibberish": GIBBERISH, "off topic": OFF_TOPIC, "negated": (opposite, goal)}.items():
-        variants[kind] = {"goal": pair[0]}
-        if negative:
-            variants[kind]["negative"] = pair[1]
     baseline = candidate.sentence("baseline")
-    if baseline:
+    variants: dict[str, Card] = {}
+    # A picture has no opposite in words.
+    if goal:
+        opposite = negative or " | ".join(f"not {part.strip()}" for part in goal.split("|"))
+        for kind, pair in {"gibberish": GIBBERISH, "off topic": OFF_TOPIC, "negated": (opposite, goal)}.items():
+            variants[kind] = {"goal": pair[0]}
+            if negative:
+                variants[kind]["negative"] = pair[1]
+    if goal and baseline:
         variants["baseline alone"] = {"goal": baseline}
         if hasattr(candidate.config, "alpha"):
             variants["baseline alone"]["alpha"] = 0.0
-    if candidate.reward.control:
+    if candidate.reward.control and getattr(candidate.config, "goal", ""):
         variants["untrained"] = candidate.reward.control
     return [_control(candidate, kind, changes, truth, target) for kind, changes in variants.items()]
 

@@ -16,6 +16,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
 def take(spec: SampleSpec) -> Sample:
     """Sample as the spec asks; a UsageError if every frame has one single colour."""
     sampler = _Sampler(spec)
-    try:
+    with closing(sampler.env):
         scattered = 0
         if sampler.can_scatter():
             scattered = spec.frames // 2
@@ -193,8 +194,6 @@ def take(spec: SampleSpec) -> Sample:
             for place in np.linspace(axis.low, axis.high, POSES).tolist():
                 sampler.one_step(functools.partial(axis.place, sampler.env, place), LANDSCAPE, place)
         return sampler.sample()
-    finally:
-        sampler.env.close()
 
 
 def _policy_of(spec: SampleSpec) -> Callable[..., Any]:

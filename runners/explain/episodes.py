@@ -118,7 +118,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
             tick("episode {} of {}, step {:,}", number + 1, episodes, len(rows))
         lengths.append(len(rows))
         batch = mix.embed(stack(rows))
-        captions = [batch.obs_text[0, 0], *batch.text[:, 0]]
+        captions = [*np.asarray(batch.obs_text)[:1, 0], *np.asarray(batch.text)[:, 0]]
         texts |= {(number, time): str(text) for time, text in enumerate(captions) if text}
         scores.append(mix.scale_rewards(mix.score(batch)[0]))
         # Frames of all episodes would fill the memory.

@@ -155,7 +155,7 @@ def imitate(
         tree = DecisionTreeClassifier(**TREE_LIMITS, random_state=0).fit(inputs, labels[~held_out])
         most_common = np.bincount(labels[~held_out]).argmax()
         goal = labels[held_out]
-        fidelity = float(np.mean(tree.predict(read[held_out]) == goal))
+        fidelity = tree.score(read[held_out], goal)
         constant = float(np.mean(most_common == goal))
         answer = words[most_common]
         options["class_names"] = np.array(words)[tree.classes_].tolist()

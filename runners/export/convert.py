@@ -13,10 +13,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from agents.dyna.agent import Dyna
-from agents.networks.actor_critic import CLIP, Inputs
+from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.offline.iql import IQL
 from agents.ppo.agent import PPO
 from agents.sb3.normalized import NormalizedObs
+from envs import masks
 from runners.export.policy import (
     LAYERS,
     Affine,
@@ -100,7 +101,7 @@ def _convert_ppo(model: PPO) -> Policy:
     if actions.gaussian:
         decision = _bounded_decision("clip", actions.space)
     else:
-        decision = _choice_decision(actions.space, actions.sizes, actions.start)
+        decision = _choice_decision(actions.space)
     layers = _chain([*join, *net.pi, net.pi_head])
     return Policy(_describe_inputs(model.observation_space), parts, layers, decision, inputs.bare)
 
@@ -136,26 +137,19 @@ def _convert_dyna(model: Dyna) -> Policy:
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
     encoding = model.encoding
     learner = model.learner
-    space = encoding.action_space
     activation = learner.config.activation
-    parts = [_flat_part(encoding, key) for key in encoding.flat]
     layers = _normalise(learner.mean, learner.scale)
     # The mean over the members of the ensemble of critics, or of actors, axis 0.
     if encoding.discrete:
-        layers += [*_stacked_layers(learner.critic, activation), *_critic_values(learner), Function("mean", 0)]
-        decision = _choice_decision(space, space.n, space.start)
+        layers += [*_stacked_layers(learner.critic, activation), *_critic_values(learner)]
     else:
-        actor = _stacked_layers(learner.actor, activation, encoding.action_size)
-        layers += [*actor, Function("mean", 0), nn.Tanh()]
-        decision = _bounded_decision("rescale", space)
-    return Policy(_describe_inputs(encoding.observation_space), parts, _chain(layers), decision, encoding.bare)
+        layers += _stacked_layers(learner.actor, activation, encoding.action_size)
+    return _vector_policy(encoding, [*layers, Function("mean", 0)])
 
 
 def _convert_iql(model: IQL) -> Policy:
     net = model.net
     encoding = model.encoding
-    space: Any = model.action_space
-    parts = [_flat_part(encoding, key) for key in encoding.flat]
     layers = _normalise(net.mean, 1 / net.std)
     for number, (weights, biases) in enumerate(net.layers()):
         # The policy is the last of the networks side by side; a weight is (in, out).
@@ -166,12 +160,18 @@ def _convert_iql(model: IQL) -> Policy:
         else:
             layers.append(nn.ReLU())
         layers.append(_fill(nn.Linear(*weight.shape), weight=weight.T, bias=biases[-1, 0]))
-    if model.discrete:
-        decision = _choice_decision(space, space.n, space.start)
+    return _vector_policy(encoding, layers)
+
+
+def _vector_policy(encoding: SpaceEncoding, layers: list[nn.Module]) -> Policy:
+    """Of layers that read a flat vector; the numbers of an action are squashed, and scaled to their range."""
+    if encoding.discrete:
+        decision = _choice_decision(encoding.action_space)
     else:
-        layers.append(nn.Tanh())
-        decision = _bounded_decision("rescale", space)
-    return Policy(_describe_inputs(model.observation_space), parts, _chain(layers), decision, encoding.bare)
+        layers = [*layers, nn.Tanh()]
+        decision = _bounded_decision("rescale", encoding.action_space)
+    parts = [_flat_part(encoding, key) for key in encoding.flat]
+    return Policy(_describe_inputs(encoding.observation_space), parts, _chain(layers), decision, encoding.bare)
 
 
 def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Part:
@@ -201,7 +201,7 @@ def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> li
         if net.norm == "layer":
             gain = next(weights)
             shift = next(weights)
-            layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
+            layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, bias=shift)]
         layers.append(LAYERS[activation]())
     return layers
 
@@ -250,10 +250,8 @@ def _sb3_part(key: str, layer: Any, sb3_space: Any, space: Any) -> Part:
     """What a features extractor reads of one entry; `sb3_space` has images' channels first, `space` the env's axes."""
     from stable_baselines3.common.preprocessing import is_image_space
 
-    if isinstance(sb3_space, spaces.Discrete):
-        return Part(key, "one-hot", _chain(), **_groups(sb3_space.n, 0))
-    if isinstance(sb3_space, spaces.MultiDiscrete):
-        return Part(key, "one-hot", _chain(), **_groups(sb3_space.nvec, 0))
+    if isinstance(sb3_space, spaces.Discrete | spaces.MultiDiscrete):
+        return Part(key, "one-hot", _chain(), **_groups(masks.sizes(sb3_space), 0))
     if isinstance(layer, NormalizedObs):
         return Part(key, "numbers", _chain(_normalise(layer.mean.float(), layer.scale.float())))
     if not (isinstance(sb3_space, spaces.Box) and is_image_space(sb3_space)):
@@ -274,8 +272,7 @@ def _sb3_decision(space: Any) -> Decision:
         return _bounded_decision("clip", space)
     if isinstance(space, spaces.MultiBinary):
         return Decision("threshold", space.shape, np.dtype(space.dtype).name)
-    sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
-    return _choice_decision(space, sizes, space.start)
+    return _choice_decision(space)
 
 
 def _describe_inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -284,8 +281,9 @@ def _describe_inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     return {key: (tuple(entry.shape or ()), np.dtype(entry.dtype).name) for key, entry in entries.items()}
 
 
-def _choice_decision(space: Any, sizes: Any, starts: Any) -> Decision:
-    return Decision("choose", tuple(space.shape or ()), np.dtype(space.dtype).name, **_groups(sizes, starts))
+def _choice_decision(space: Any) -> Decision:
+    groups = _groups(masks.sizes(space), getattr(space, "start", 0))
+    return Decision("choose", tuple(space.shape or ()), np.dtype(space.dtype).name, **groups)
 
 
 def _groups(sizes: Any, starts: Any) -> dict[str, Any]:
@@ -320,13 +318,11 @@ def _frozen_renorm(layer: Any) -> Affine:
     """sb3-contrib's BatchRenorm as it is when it acts."""
     scale = layer.scale if layer.affine else torch.ones(())
     bias = layer.bias if layer.affine else torch.zeros(())
-    return _affine(layer.ra_mean, scale / torch.sqrt(layer.ra_var + layer.eps), bias)
+    return _affine(layer.ra_mean, scale / torch.sqrt(layer.ra_var + layer.eps), bias=bias)
 
 
-def _affine(shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Affine:
-    if bias is None:
-        bias = torch.zeros(())
-    return _fill(Affine(*shift.shape), shift=shift, scale=scale, bias=bias)
+def _affine(shift: Tensor, scale: Tensor, **bias: Tensor) -> Affine:
+    return _fill(Affine(*shift.shape), shift=shift, scale=scale, **bias)
 
 
 def _fill(layer: Layer, **values: Tensor) -> Layer:

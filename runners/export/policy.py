@@ -277,7 +277,7 @@ class Policy(nn.Module):
         bare: bool = True,
     ) -> None:
         super().__init__()
-        self.inputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
+        self.inputs = inputs
         self.parts = nn.ModuleList(parts)
         self.layers = layers
         self.action = action

@@ -91,24 +91,21 @@ class Report:
 
     def __init__(self, config: ReportConfig) -> None:
         self.config = config
-        folders = []
-        files = []
+        labelled = list(zip(config.paths, config.labels))
         commands = []
-        for path, label in zip(config.paths, config.labels):
-            if path.is_dir():
-                folders.append((path, label))
-            else:
-                files.append((path, label))
+        for path in config.paths:
             command = read_json(path / "sweep.json").get("command")
             if command:
                 commands.append(str(command))
-        runs, problems = find(folders)
+        # There is no folder below a file.
+        runs, problems = find(labelled)
         # A published file may leave its task out: it is then one of ours.
         tasks = sorted({run.config["env"] for run in runs})
-        for path, label in files:
-            file_runs, file_problems = read_published(path, label, tasks)
-            runs += file_runs
-            problems += file_problems
+        for path, label in labelled:
+            if not path.is_dir():
+                file_runs, file_problems = read_published(path, label, tasks)
+                runs += file_runs
+                problems += file_problems
         if not runs:
             reasons = f" ({'; '.join(problems[:3])})" if problems else ""
             paths = " ".join(config.rest)

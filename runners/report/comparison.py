@@ -343,9 +343,7 @@ def band(curves: np.ndarray, grid: np.ndarray) -> Band:
     count = len(curves)
     finite = np.isfinite(curves)
     runs = finite.sum(0)
-    value = np.full(len(grid), np.nan)
-    low = value.copy()
-    high = value.copy()
+    value, low, high = np.full((3, len(grid)), np.nan)
     complete = np.flatnonzero(runs == count)
     # A few points at a time, as their resamples are held in memory together.
     width = max(1, MAX_RESAMPLED_NUMBERS // (statistics.RESAMPLES * count))

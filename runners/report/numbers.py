@@ -213,17 +213,15 @@ class Numbers:
             if means.get(reference, chance) <= chance:
                 return TaskScale(missing=f"{reference} has no score above a random policy's there")
             return TaskScale(chance, means[reference], f"the mean of {reference}")
-        best = max(means, key=means.__getitem__)
-        lead = means[best] - chance
-        if lead <= 0:
-            return TaskScale(missing="no arm is better than a random policy there")
         baselines = list(means.keys() & self.data.baselines)
         # Several baselines, as of several agents, name no unit.
-        if len(baselines) == 1:
-            baseline = baselines[0]
-            if means[baseline] - chance > MIN_BASELINE_LEAD * lead:
-                return TaskScale(chance, means[baseline], f"the mean of {baseline}")
-        return TaskScale(chance, means[best], f"the mean of the best arm, {best}")
+        if len(baselines) > 1:
+            baselines = []
+        unit = _find_unit(means, chance, baselines)
+        if not unit:
+            return TaskScale(missing="no arm is better than a random policy there")
+        name = unit if unit in baselines else f"the best arm, {unit}"
+        return TaskScale(chance, means[unit], f"the mean of {name}")
 
     def _add_aggregates(self) -> None:
         """Normalised scores and how likely an arm beats its baseline, over tasks with a scale."""
@@ -323,17 +321,10 @@ class Numbers:
         start = self._chance(task)
         if np.isnan(start):
             start = min(first_returns)
-        reference = max(ends, key=ends.__getitem__)
-        best_lead = ends[reference] - start
-        for baseline in self.data.baselines:
-            if baseline in ends:
-                lead = ends[baseline] - start
-                if lead > MIN_BASELINE_LEAD * best_lead and lead > 0:
-                    reference = baseline
-                break
-        end = ends[reference]
-        if end <= start:
+        reference = _find_unit(ends, start, [name for name in self.data.baselines if name in ends])
+        if not reference:
             return []
+        end = ends[reference]
         caption = f"where the training of {reference} ends"
         return [(f"half of the way from a random policy to {caption}", (start + end) / 2), (caption, end)]
 
@@ -354,6 +345,17 @@ class Numbers:
             alarms = len(list(filter(alarm, runs)))
             if alarms:
                 self._add("alarms", task, arm.name, alarms, alarms, len(runs))
+
+
+def _find_unit(values: dict[str, float], start: float, baselines: list[str]) -> str:
+    """The first baseline, or the best arm where that leads much further over the start; "" where no arm leads."""
+    best = max(values, key=values.__getitem__)
+    lead = values[best] - start
+    if lead <= 0:
+        return ""
+    if baselines and values[baselines[0]] - start > MIN_BASELINE_LEAD * lead:
+        return baselines[0]
+    return best
 
 
 def _results(runs: list[Run], key: str, policy: str = "this run") -> list[float]:

@@ -174,18 +174,12 @@ def _write_names(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     """Write names at the ends of lines, moved apart where they would touch."""
     low, high = axis.get_ylim()
     ends.sort()
-    # Upwards from the lowest line, in shares of the axis.
-    heights = []
-    lowest = -np.inf
-    for value, _, _ in ends:
-        height = max((value - low) / (high - low), lowest)
-        heights.append(height)
-        lowest = height + NAME_GAP
-    # Then downwards from the top, where that was too high.
-    highest = 1.02
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], highest)
-        highest = heights[i] - NAME_GAP
+    values = np.array([value for value, _, _ in ends])
+    # What the names below one need. Upwards from the lowest line, in shares of the axis, each stands above them; then
+    # the top leaves room for those above it.
+    room = NAME_GAP * np.arange(len(ends))
+    heights = np.maximum.accumulate((values - low) / (high - low) - room) + room
+    heights = np.minimum(heights, 1.02 - room[::-1])
     for (_, name, colour), height in zip(ends, heights):
         axis.text(1.02, height, name, transform=axis.transAxes, color=colour, fontsize=8, va="center")
 

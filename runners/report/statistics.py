@@ -141,14 +141,10 @@ def interval(strata: Strata, statistic: Statistic) -> Estimate:
         parts.append(part)
     value = statistic([part[None] for part in parts])[0]
     if fewest == 1:
-        no_end = np.full_like(value, np.nan)[()]
+        no_end = value * np.nan
         return Estimate(value, no_end, no_end)
-    low, high = percentiles(parts, statistic)
-    stretch = _stretch(parts, statistic)
-    # Indexing with () makes a number of an array without axes.
-    stretched_low = (value + (low - value) * stretch)[()]
-    stretched_high = (value + (high - value) * stretch)[()]
-    return Estimate(value, stretched_low, stretched_high)
+    low, high = value + (percentiles(parts, statistic) - value) * _stretch(parts, statistic)
+    return Estimate(value, low, high)
 
 
 def clip_interval(estimate: Estimate, low: float, high: float) -> Estimate:
@@ -157,16 +153,15 @@ def clip_interval(estimate: Estimate, low: float, high: float) -> Estimate:
     return Estimate(value, *np.clip(ends, low, high))
 
 
-def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMPLES) -> tuple[Any, Any]:
-    """The plain percentile interval of the stratified bootstrap."""
+def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMPLES) -> np.ndarray:
+    """The ends (2, ...) of the plain percentile interval of the stratified bootstrap."""
     # A fixed seed: the same numbers give the same interval.
     generator = np.random.default_rng(0)
     samples = []
     for part in strata:
         rows = generator.integers(len(part), size=(resamples, len(part)))
         samples.append(part[rows])
-    low, high = np.quantile(statistic(samples), [LOWER_QUANTILE, UPPER_QUANTILE], axis=0)
-    return low, high
+    return np.quantile(statistic(samples), [LOWER_QUANTILE, UPPER_QUANTILE], axis=0)
 
 
 def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
