@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 import rewards
 from envs.family import Goal
 from envs.make import goals, make
-from lodestar.files import make_parent, replacing
+from lodestar.files import make_parent
 from lodestar.settings import Settings, declarations, setting
 from rewards.base import RewardConfig
 from runners.cli.command import Command
 from runners.cli.compose import compose as compose_run
 from runners.cli.compose import load_name
 from runners.run.build import keep_freed_memory
+from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig, UsageError, describe_unknown
 from runners.run.value import literals
 
@@ -100,9 +101,7 @@ def compare(config: CompareConfig) -> int:
             report["horizon"] = horizon_text(look_ahead(candidate.reward, reward_config), task)
     between = distances_between(compared)
     print("\n".join(page.lines(config.env, cards, between)))
-    path = compared[0].spec.folder / f"{'+'.join(configs)}.html"
-    if config.page:
-        path = Path(config.page)
+    path = Path(config.page or compared[0].spec.folder / f"{'+'.join(configs)}.html")
     print(f"page: {page.write(path, config.env, compared, cards, between)}")
     return 0
 
@@ -120,8 +119,7 @@ def compare_recordings(config: CompareConfig, configs: dict[str, TrainConfig]) -
         print("\n".join(recordings.lines(name, reports[name])))
     path = SampleSpec(config.env).folder / f"{'+'.join(configs)}-recordings.json"
     make_parent(path)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(reports, indent=2) + "\n")
+    write_atomically(path, json.dumps(reports, indent=2) + "\n")
     print(f"numbers: {path}")
     return 0
 

@@ -242,7 +242,7 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
         variants["baseline alone"] = {"goal": baseline}
         if hasattr(candidate.config, "alpha"):
             variants["baseline alone"]["alpha"] = 0.0
-    if candidate.reward.control and getattr(candidate.config, "goal", ""):
+    if getattr(candidate.config, "goal", "") and candidate.reward.control:
         variants["untrained"] = candidate.reward.control
     return [_control(candidate, kind, changes, truth, target) for kind, changes in variants.items()]
 

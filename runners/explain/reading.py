@@ -172,8 +172,14 @@ def imitate(
         rules = [f"always {answer}"]
     else:
         rules = export_text(tree, feature_names=names, **options).splitlines()
-    summary = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
-    return summary | {"rows": int(held_out.sum()), "rules": rules}
+    return {
+        "fidelity": fidelity,
+        "constant": constant,
+        "answer": answer,
+        "discrete": discrete,
+        "rows": int(held_out.sum()),
+        "rules": rules,
+    }
 
 
 def last_third(episode: np.ndarray) -> np.ndarray:

@@ -106,8 +106,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     else:
         subject = run_subject(run, config.trust, config.checkpoint)
         home = run
-    out = Path(config.out) if config.out else home / "export"
-    make_folder(out)
+    out = make_folder(config.out or home / "export")
     # A process that was killed during an export leaves its folder behind.
     for leftover in out.glob(f"{UNFINISHED_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)

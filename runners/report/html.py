@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lodestar.files import make_parent, replacing
+from lodestar.files import make_parent
+from runners.run.checkpoint import write_atomically
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
@@ -26,8 +27,7 @@ def write(path: Path, template: str, values: dict[str, Any]) -> Path:
     )
     page = environment.get_template(template).render(values)
     make_parent(path)
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
     return path
 
 

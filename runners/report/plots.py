@@ -311,7 +311,7 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
         steps, means = _mean_shares(runs, points)
         if len(means) > 1:
             cells.append((task, arm, steps, means))
-    figure, axes = _small_panels(len(cells), 2.1, "environment steps", "share of the reward")
+    figure, axes, left_out = _small_panels(len(cells), 2.1, "environment steps", "share of the reward")
     for axis, (task, arm, steps, means) in zip(axes, cells):
         colours = []
         for i, name in enumerate(means):
@@ -326,7 +326,7 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
         axis.set_title(f"{cut(arm.name, 30)}\n{cut(task, 30)}", fontsize=8)
         axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
         _format_steps(axis, 3)
-    return figure, max(0, len(cells) - MAX_SMALL_PANELS)
+    return figure, left_out
 
 
 def _mean_shares(runs: list[Run], points: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -376,7 +376,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
         run_rows = list(map(learned_and_task_returns, runs))
         if any(len(steps) for steps, _, _ in run_rows):
             cells.append((task, arm, run_rows))
-    figure, axes = _small_panels(len(cells), 2.3, "learned return", "task return")
+    figure, axes, left_out = _small_panels(len(cells), 2.3, "learned return", "task return")
     for axis, (task, arm, run_rows) in zip(axes, cells):
         most = max(20, points // len(run_rows))
         for steps, learned, task_return in run_rows:
@@ -395,19 +395,19 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
             title += f"  ρ = {correlation.value:.2f}"
         axis.locator_params(nbins=4)
         axis.set_title(f"{title}\n{cut(task, 30)}", fontsize=8)
-    return figure, max(0, len(cells) - MAX_SMALL_PANELS)
+    return figure, left_out
 
 
-def _small_panels(count: int, height: float, xlabel: str, ylabel: str) -> tuple[Figure | None, list[Axes]]:
-    """Small panels, labelled at the left and below only; None without one."""
+def _small_panels(count: int, height: float, xlabel: str, ylabel: str) -> tuple[Figure | None, list[Axes], int]:
+    """Small panels, labelled at the left and below only, None without one; and how many are too many."""
     if not count:
-        return None, []
+        return None, [], 0
     figure, axes = grid(min(count, MAX_SMALL_PANELS), (2.85, height), SMALL_PANEL_COLUMNS, fixed=True)
     for axis in axes[::SMALL_PANEL_COLUMNS]:
         axis.set_ylabel(ylabel)
     for axis in axes[-SMALL_PANEL_COLUMNS:]:
         axis.set_xlabel(xlabel)
-    return figure, axes
+    return figure, axes, max(0, count - MAX_SMALL_PANELS)
 
 
 def _format_steps(axis: Axes, most: int = 5) -> None:
