@@ -343,7 +343,7 @@ class Work:
         if config.eval_every or config.video_every:
             from runners.evaluation.evaluator import Evaluator
 
-            evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
+            evaluator = Evaluator(config, self.folder.path, parts.mix, lambda: signals.received is not None, live.say)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
     def _logs(self, parts: Parts, last_row: int) -> dict[str, Callable[[], Any]]:

@@ -28,7 +28,6 @@ from envs.types import MODALITIES
 from lodestar.files import make_parent, open_to_append, refuse_link
 from lodestar.state import pack, unpack
 from rewards.llm.store import read_rows
-from rewards.preference.segments import side_by_side
 
 Pair: TypeAlias = tuple[str, str]
 # The extra that holds the numbers of pictures, which mean something in one process alone.
@@ -116,15 +115,11 @@ class KeptAnswers:
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
         self.taken.update(dict.fromkeys(new))
-        first: list[Transitions] = []
-        second: list[Transitions] = []
-        labels = []
-        for pair in new:
-            sides: Any = unpack_segments(self.segments[pair])
-            first.append(sides[0])
-            second.append(sides[1])
-            labels.append(self.labels[pair])
-        return side_by_side(first), side_by_side(second), np.array(labels, np.float32)
+        labels = [self.labels[pair] for pair in new]
+        # Segments of another form are gone, so that each can be unpacked: (2, L).
+        pairs: list[Any] = [unpack_segments(self.segments[pair]) for pair in new]
+        sides = stack(pairs).map(lambda x: np.moveaxis(x, 0, 2))
+        return sides[0], sides[1], np.array(labels, np.float32)
 
     def notes(self) -> list[str]:
         if not self.unfit:

@@ -113,8 +113,7 @@ class BradleyTerry(Sessions):
         space = self.observation_space
         # The judge's seed differs from the one that the pairs are drawn with.
         options = {"seed": self.seed + 500, "device": self.device, **config.judge_options}
-        judge = make_segment_judge(config.judge, **options)
-        self.judge = judge
+        judge = self.judge = make_segment_judge(config.judge, **options)
         self.encoder: ClipEncoder | None = None
         if config.of == "frame":
             self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device)
@@ -138,9 +137,8 @@ class BradleyTerry(Sessions):
             inputs += self.actions.size
         self.ensemble = self.networks(inputs).to(self.device)
         self.train_on(self.ensemble)
-        modality_names = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
         extras = (self.embedding,) if self.embedding else ()
-        self.segments = Segments(config.length, config.pool, modality_names, extras)
+        self.segments = Segments(config.length, config.pool, self.requires, extras)
         self.labelled = LabelledPairs(config.seed_steps)
 
     def networks(self, inputs: int) -> StackedHeads | StackedGRU | StackedTrees:
@@ -227,10 +225,9 @@ class BradleyTerry(Sessions):
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
-        if not (self.config.draw == "disagreement" and self.labelled.fits > 0):
-            return self.draw_any(queries)
-        one, two = self.draw_any(10 * queries)
-        if not len(one):
+        disputed = self.config.draw == "disagreement" and self.labelled.fits > 0
+        one, two = self.draw_any(10 * queries if disputed else queries)
+        if not disputed or not len(one):
             return one, two
         rows, actions = self.read_pairs(self.segments.pick(one), self.segments.pick(two))
         with torch.no_grad():
@@ -360,11 +357,8 @@ class BradleyTerry(Sessions):
         now = int(self.rng.integers(x.shape[-2] - 1))
         later = int(self.rng.integers(now + 1, x.shape[-2]))
         states = self.represent(x.flatten(1, 2)).unflatten(1, (y.shape[1], 2))
-        first = states[:, :, 0]
-        second = states[:, :, 1]
-        second_is_better = (y > 0.5)[..., None, None]
-        better = torch.where(second_is_better, second, first)
-        worse = torch.where(second_is_better, first, second)
+        second_is_better = (y > 0.5)[..., None, None, None]
+        worse, better = torch.where(second_is_better, states, states.flip(2)).unbind(2)
         decided = (y != 0.5).float()
         losses = contrast(better[:, :, now], better[:, :, later], worse[:, :, later])
         return (losses * decided).sum() / decided.sum().clamp(min=1) * len(y)

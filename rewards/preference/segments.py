@@ -40,19 +40,15 @@ def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transition
     return batch[rows, env[None]], left
 
 
-def side_by_side(segments: list[Transitions]) -> Transitions:
-    """B segments (L,) as (L, B)."""
-    return stack(segments).map(lambda x: x.swapaxes(0, 1))
-
-
 class Segments:
     """The newest `capacity` segments, `length` valid steps of one episode, and the rows that may become one."""
 
     def __init__(
-        self, length: int, capacity: int, modality_names: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
+        self, length: int, capacity: int, requires: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
     ) -> None:
         self.length = length
-        self.modality_names = modality_names
+        # Fields that it holds beside SEGMENT_FIELDS.
+        self.requires = requires
         self.extras = extras
         # Each segment has the shape (L,).
         self.pool: deque[Transitions] = deque(maxlen=capacity)
@@ -91,7 +87,7 @@ class Segments:
 
     def slim(self, batch: Transitions) -> Transitions:
         """The batch without the fields and extras that no segment holds."""
-        fields = {*SEGMENT_FIELDS, *self.modality_names, "extras"}
+        fields = {*SEGMENT_FIELDS, *self.requires, "extras"}
         absent = dict.fromkeys(vars(batch).keys() - fields)
         extras = {key: x for key, x in batch.extras.items() if key in self.extras}
         return batch.replace(extras=extras, **absent)
@@ -99,7 +95,7 @@ class Segments:
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
         segments = [self.pool[row] for row in rows]
-        return side_by_side(segments)
+        return stack(segments).map(lambda x: x.swapaxes(0, 1))
 
     def drop(self, rows: np.ndarray) -> None:
         """Leave segments out of the pool from now on."""

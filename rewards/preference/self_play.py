@@ -74,7 +74,7 @@ class SelfPlay(BradleyTerry):
         self.requires = self.requires | {"terminated", "truncated"}
         gathered = self.segments
         self.segments = LastEpisodes(
-            self.config.length, self.config.pool, gathered.modality_names, gathered.extras, summarise=self.summarise
+            self.config.length, self.config.pool, gathered.requires, gathered.extras, summarise=self.summarise
         )
         # Summaries are whitened, not observations.
         self.statistics = RunningMeanStd((self.width,))

@@ -3,6 +3,7 @@
 A subclass sets `segments` and `labelled` when it is built, and defines `session`: draw pairs, `ask`, learn.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -95,9 +96,9 @@ class Sessions(Learned):
     labelled: LabelledPairs
     failure = ""
 
+    @abstractmethod
     def session(self, most: int) -> dict[str, float]:
         """Ask about pairs of segments, and learn from `most` answers at most; a failing judge changes nothing."""
-        raise NotImplementedError(f"{type(self).__name__} must define session()")
 
     def update(self, batch: Transitions) -> dict[str, float]:
         fresh = int(np.sum(batch.valid))

@@ -137,7 +137,7 @@ class Users(Sessions):
         self.infers = self.head(config.features, hidden, 2 * latent)
         self.rates = self.head(size + latent, hidden, hidden, 1)
         self.train_on(self.reads, self.infers, self.rates)
-        self.segments = Segments(config.length, config.pool, self.requires & {"text", "signals"})
+        self.segments = Segments(config.length, config.pool, self.requires)
         self.labelled = UserAnswers(config.seed_steps, judges, latent)
 
     def judge_of(self, name: str, given: dict[str, Any], place: int) -> SegmentJudge:

@@ -72,6 +72,7 @@ class Vision(Reward):
     requires = frozenset({"frame"})
     role = "goal"
     control = {"weights": UNTRAINED}
+    embedding: str
 
     def build(self) -> None:
         config = self.config
@@ -102,7 +103,7 @@ class Vision(Reward):
 
     def frame_embeddings(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings, float32 (N, D), or zeros."""
-        embeddings = batch.extras.get(str(self.embedding))
+        embeddings = batch.extras.get(self.embedding)
         if embeddings is None:
             embeddings = self.embed(batch)
         return np.asarray(embeddings, np.float32)

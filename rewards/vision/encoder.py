@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -97,7 +98,7 @@ class ClipEncoder:
 
         self.torch = torch
         self.model_name = model
-        self.device = device
+        self.device = torch.device(device)
         self.precision = precision
         # Untrained weights are drawn by the global generator, which must not move for others.
         with _silence_logging(), torch.random.fork_rng(devices=[]):
@@ -140,16 +141,13 @@ class ClipEncoder:
             kind = f"{frames.dtype} of shape {frames.shape}"
             raise ValueError(f"frames are {kind}, CLIP reads uint8 (N, height, width, 3), unscaled, channels last")
         embeddings = self._cache(frames, batch_size)
-        blank = are_blank(frames)
-        if blank.any():
-            embeddings[blank] = 0
+        embeddings[are_blank(frames)] = 0
         return embeddings
 
     def image(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Unit embeddings of frames, uint8 (N, H, W, 3) -> float16 (N, D); fewer at once where memory runs out."""
         threads = self.torch.get_num_threads()
-        on_cpu = self.torch.device(self.device).type == "cpu"
-        if threads > 1 and len(frames) > batch_size and on_cpu:
+        if threads > 1 and len(frames) > batch_size and self.device.type == "cpu":
             return self._encode_in_threads(frames, batch_size, threads)
         parts = []
         start = 0
@@ -239,32 +237,33 @@ class ClipEncoder:
         parameters = self.model.named_parameters()
         table = next(value for name, value in parameters if name.endswith("token_embedding.weight"))
         # Words of the captions that are one token, so that their vector is a row of the table.
-        known_words = []
-        known_tokens = []
-        for word in self.trained_on["words"]:
+        trained_words = self.trained_on["words"]
+        token_of = {}
+        for word in trained_words:
             tokens = self.tokenizer.encode(word)
             if len(tokens) == 1:
-                known_words.append(word)
-                known_tokens.append(tokens[0])
-        known_vectors = normalize(table[known_tokens].float(), dim=-1)
-        words = re.findall("[a-z]+|[^a-z]+", sentence.lower())
-        for place, word in enumerate(words):
-            if not word.isalpha() or word in self.trained_on["words"]:
-                continue
+                token_of[word] = tokens[0]
+        known_words = list(token_of)
+        known_vectors = normalize(table[list(token_of.values())].float(), dim=-1)
+
+        def exchange(match: re.Match[str]) -> str:
+            word = match[0]
             tokens = self.tokenizer.encode(word)
-            if len(tokens) != 1:
-                continue
+            if word in trained_words or len(tokens) != 1:
+                return word
             similarity = known_vectors @ normalize(table[tokens[0]].float(), dim=-1)
-            if float(similarity.max()) >= MIN_WORD_SIMILARITY:
-                words[place] = known_words[int(similarity.argmax())]
-        return "".join(words)
+            if float(similarity.max()) < MIN_WORD_SIMILARITY:
+                return word
+            return known_words[int(similarity.argmax())]
+
+        return re.sub("[a-z]+", exchange, sentence.lower())
 
     def _autocast(self) -> torch.autocast:
         dtype = self.torch.bfloat16 if self.precision == "bf16" else self.torch.float16
-        device_type = self.torch.device(self.device).type
-        return self.torch.autocast(device_type, dtype=dtype, enabled=self.precision != "fp32")
+        return self.torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "fp32")
 
 
+@dataclass
 class EmbeddingCache:
     """Embeddings of the latest frames: a grid world shows a few hundred pictures in a million steps.
 
@@ -273,14 +272,13 @@ class EmbeddingCache:
     `encode` takes frames (N, ...) and their number a pass, and returns float16 (N, D). The oldest embeddings make room.
     """
 
-    def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CACHE_CAPACITY) -> None:
-        self.encode = encode
-        self.capacity = capacity
-        # Key of a frame -> its embedding (D,), the oldest first.
-        self.table: OrderedDict[int, np.ndarray] = OrderedDict()
-        # Frames answered from the table, and others.
-        self.found = 0
-        self.missed = 0
+    encode: Callable[[np.ndarray, int], np.ndarray]
+    capacity: int = CACHE_CAPACITY
+    # Key of a frame -> its embedding (D,), the oldest first.
+    table: OrderedDict[int, np.ndarray] = field(default_factory=OrderedDict)
+    # Frames answered from the table, and others.
+    found: int = 0
+    missed: int = 0
 
     @property
     def is_worthwhile(self) -> bool:

@@ -31,9 +31,9 @@ def goal_frames(source: str, size: int, name: str) -> np.ndarray:
         raise ValueError(f"{name}={source} does not exist; give a picture, a folder of pictures or a recording")
     if path.suffix == RECORDING_SUFFIX:
         return _last_frames(path, size, name)
-    if not path.is_dir():
-        return np.stack([read_picture(path, size, name)])
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES)
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES)
     if not files:
         raise ValueError(f"{name}={source} has no picture in it; put *.png or *.jpg files there")
     if len(files) > MAX_GOAL_PICTURES:

@@ -30,8 +30,6 @@ from rewards.exploration.learned import dense_layers
 from rewards.exploration.memories import Episodic
 from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened
 
-VIEWS = ("gated", "mean", "forward", "backward", "incremental")
-
 
 @dataclass
 class ProgressConfig(LatentConfig):
@@ -40,7 +38,11 @@ class ProgressConfig(LatentConfig):
     of: str = "frame"
     demos: str = setting("", "a recording of whole episodes that reach the goal, or `mountaincar`, which ships")
     threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
-    view: str = setting("gated", "the source's three views behind its gate, their mean, or one", choices=VIEWS)
+    view: str = setting(
+        "gated",
+        "the source's three views behind its gate, their mean, or one",
+        "gated | mean | forward | backward | incremental",
+    )
     gate: float = setting(1.0, "how fast the gate closes as forward and backward disagree; 0 leaves it open", ">= 0")
     steps: int = setting(1000, "minibatches that the hops are learnt from", ">= 1")
     batch_size: int = setting(256, "pairs in one", ">= 1")

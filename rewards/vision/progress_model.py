@@ -53,11 +53,9 @@ from rewards.vision.base import Vision, VisionConfig, is_nonzero, unit_mean
 from rewards.vision.encoder import are_blank
 from rewards.vision.load import UNTRAINED
 
-ASK_MODES = ("beside", "at_once")
 # Judges that were trained or measured on whole videos of robots.
 PUBLISHED_JUDGES = ("robometer", "roboreward", "topreward", "lerobot")
 PUBLISHED_PIXELS = 224
-FRAME_CHOICES = ("newest", "even")
 # The newest frames of windows are kept on the disk for the judge.
 MAX_FRAMES_ON_DISK = 4096
 MAX_WAITING_WINDOWS = 512
@@ -88,14 +86,14 @@ class ProgressModelConfig(VisionConfig):
     frames: str | None = setting(
         None,
         "of a long episode: its first frame and the `newest`, or an `even` choice; null for even with published models",
-        choices=FRAME_CHOICES,
+        "newest | even",
     )
     size: int | None = setting(
         None,
         "height and width of the frames that a judge sees, pixels; null for 224 with published models, else 96",
         "[8, 1024]",
     )
-    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
+    ask: str = setting("beside", "beside training, or at_once, before the reward is given", "beside | at_once")
     rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", ">= 0")
     budget: int = setting(0, "answers in total, 0 for no limit", ">= 0")
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
@@ -149,20 +147,19 @@ class WindowProgress(ProgressModel):
         self.is_even = config.frames == "even"
         # What stands for a frame is its name.
         self.embedding = f"frame of {config.name}"
-        frames = Frames()
+        # Attributes are closed in order, and the judge reads the frames until it is closed.
+        self.annotator: Annotator = None  # type: ignore[assignment]
+        self.frames = Frames()
         self.scores = ScoredWindows()
         # Windows met since the last question: name -> the names of their frames.
         self.windows: dict[int, str] = {}
         remote = config.judge != "recorded"
         options = {**config.judge_options, "goal": config.goal}
         if remote:
-            options["folder"] = frames.path
+            options["folder"] = self.frames.path
         elif "recording" in options:
-            labels = Path(frames.path) / "labels.jsonl"
-            self.frames = frames
+            labels = Path(self.frames.path) / "labels.jsonl"
             self.write_labels(labels, options.get("path", ""), options.pop("recording"))
-            # It is set again behind the judge, which is closed first.
-            del self.frames
             options["path"] = str(labels)
         self.annotator = Annotator(
             config.judge,
@@ -175,8 +172,6 @@ class WindowProgress(ProgressModel):
             clock="wall" if remote or config.cache else "steps",
             seed=self.seed,
         )
-        # Attributes are closed in order, and the judge reads these files until it is closed.
-        self.frames = frames
 
     def write_labels(self, labels: Path, progress_file: str, recording: str) -> None:
         """Write the windows of a recording, with their progress in a file of LeRobot, as a file for `judge=recorded`.
@@ -205,7 +200,7 @@ class WindowProgress(ProgressModel):
                 memory = self.initial_memory(1)
                 for step in range(count):
                     row = batch[rows.start + step : rows.start + step + 1][:, None]
-                    _, memory = self.track_windows(row, memory)
+                    _, memory = self.recall(row, memory)
                     value = float(values[min(step + 1, len(values) - 1)])
                     for item in self.windows.values():
                         if np.isfinite(value):
@@ -240,15 +235,8 @@ class WindowProgress(ProgressModel):
         return names
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """The newest window before each row and after it, int64 (T, N, 2)."""
-        windows, memory = self.track_windows(batch, memory)
-        if self.config.ask == "at_once" and self.windows:
-            self._take_answers(wait=True)
-        return windows, memory
-
-    def track_windows(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """The newest window before each row and after it, int64 (T, N, 2), and the memory; no model is asked."""
-        names = batch.extras.get(str(self.embedding))
+        """The newest window before each row and after it, int64 (T, N, 2), and the memory."""
+        names = batch.extras.get(self.embedding)
         if names is None:
             names = self.embed(batch.flatten()).reshape(*batch.shape, 1)
         named = (names[..., 0] != 0) & batch.valid
@@ -280,6 +268,9 @@ class WindowProgress(ProgressModel):
             if any_ended[t]:
                 for values in changed.values():
                     values[ended[t]] = NO_WINDOW
+        # There is no annotator yet while its file of labels is written.
+        if self.config.ask == "at_once" and self.windows and self.annotator is not None:
+            self._take_answers(wait=True)
         return windows, changed
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
@@ -291,8 +282,8 @@ class WindowProgress(ProgressModel):
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         extras = dict(batch.extras)
-        if str(self.embedding) not in extras and self.recalls not in extras:
-            extras[str(self.embedding)] = self.embed(batch)
+        if self.embedding not in extras and self.recalls not in extras:
+            extras[self.embedding] = self.embed(batch)
         row = one_row(batch.replace(extras=extras))
         windows = row.extras.get(self.recalls)
         if windows is None:
@@ -301,11 +292,9 @@ class WindowProgress(ProgressModel):
         return Scored(values, ready), memory
 
     def score_both_states(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        before, before_ready = self.known_scores(kept[..., 0])
-        after, after_ready = self.known_scores(kept[..., 1])
-        ready = before_ready & after_ready
-        zero = np.float32(0)
-        return np.where(ready, before, zero), np.where(ready, after, zero)
+        values, ready = self.known_scores(kept)
+        values[~ready.all(axis=-1)] = 0
+        return values[..., 0], values[..., 1]
 
     def known_scores(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of windows, float32, 0 where there is none yet; and whether there is, bool."""

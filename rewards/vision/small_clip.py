@@ -214,11 +214,9 @@ class _TextLayer(nn.Module):
         self.ln_1 = nn.LayerNorm(width)
         self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(width)
-        parts = OrderedDict[str, nn.Module]()
-        parts["c_fc"] = nn.Linear(width, 4 * width)
-        parts["gelu"] = nn.GELU()
-        parts["c_proj"] = nn.Linear(4 * width, width)
-        self.mlp = nn.Sequential(parts)
+        self.mlp = nn.Sequential(
+            OrderedDict({"c_fc": nn.Linear(width, 4 * width), "gelu": nn.GELU(), "c_proj": nn.Linear(4 * width, width)})
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y = self.ln_1(x)

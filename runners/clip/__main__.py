@@ -30,7 +30,7 @@ def train_clip(config: ClipTraining) -> dict[str, float]:
     synonyms = read_synonyms(config.synonyms)
     from runners.clip.states import Sentences, StateSource
 
-    source = StateSource(config.env, config.env_options, config.captions, config.policy, config.size)
+    source = StateSource(config)
     print(f"drawing {config.frames:,} states", flush=True)
     seen = source.collect(config.frames, config.seed)
     sentences = Sentences(source, seen)

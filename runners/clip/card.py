@@ -52,14 +52,14 @@ class HeldOutScores:
 def write_card(
     config: ClipTraining,
     sentences: Sentences,
-    seen: Seen,
-    held_out: Seen,
+    seen: list[Seen],
+    held_out: list[Seen],
     lexicon: Lexicon,
     synonyms: Synonyms,
     seconds: float,
 ) -> dict[str, float]:
     """Measure the model on held-out states and write README.md beside it; returns the figures."""
-    frames = np.stack(held_out.frames)
+    frames = np.stack([state.frame for state in held_out])
     trained = HeldOutScores(config.out, "", frames)
     untrained = HeldOutScores(config.out, UNTRAINED, frames)
     nonsense = trained([GIBBERISH_SENTENCE])[0]

@@ -1,8 +1,7 @@
 """States of an environment to learn from: where random play and a script lead, and those that its family scatters."""
 
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from envs.masks import sample
 from envs.render import frame
 from envs.types import MASK
 from rewards.vision.training.lexicon import States
+from runners.clip.config import ClipTraining
 from runners.clip.describe import Describer, Truths, degree_ends, grade
 from runners.record import noisy_policy
 from runners.run.config import UsageError
@@ -27,30 +27,27 @@ MAX_SENTENCES = 300
 MAX_OVERSAMPLING = 20.0
 
 
-@dataclass
-class Seen:
-    """Frames, uint8 (N, size, size, 3), and what is true of each."""
+class Seen(NamedTuple):
+    """A state: its frame, uint8 (size, size, 3), what is true of it, and the degrees of its goals."""
 
-    frames: list[np.ndarray] = field(default_factory=list)
-    truths: list[Truths] = field(default_factory=list)
-    degrees: list[dict[str, float]] = field(default_factory=list)
+    frame: np.ndarray
+    truths: Truths
+    degrees: dict[str, float]
 
 
 class StateSource:
     """Where the states of one environment come from; `describer` says what is true of them."""
 
-    def __init__(self, env: str, options: dict[str, Any], captions: str, policy: str, size: int) -> None:
-        self.env = env
-        self.options = options
-        self.policy = policy
-        self.size = size
-        with closing(make(env, frame_size=size, **options)) as made:
-            self.describer = Describer(made, captions)
+    def __init__(self, config: ClipTraining) -> None:
+        self.config = config
+        with closing(make(config.env, frame_size=config.size, **config.env_options)) as made:
+            self.describer = Describer(made, config.captions)
 
-    def collect(self, count: int, seed: int) -> Seen:
+    def collect(self, count: int, seed: int) -> list[Seen]:
         """`count` states: half by `scatter` where the family has one, the rest by play, scripted where there is one."""
-        seen = Seen()
-        with closing(make(self.env, render_mode="rgb_array", seed=seed, **self.options)) as env:
+        seen: list[Seen] = []
+        options = self.config.env_options
+        with closing(make(self.config.env, render_mode="rgb_array", seed=seed, **options)) as env:
             rng = np.random.default_rng(seed)
             env.reset()
             family = family_of(env.spec)
@@ -58,23 +55,22 @@ class StateSource:
                 for _ in range(count // 2):
                     env.reset()
                     family.scatter(env, rng)
-                    self._note(seen, env)
-            self._play(seen, env, count - len(seen.frames), seed)
+                    seen.append(self._describe(env))
+            self._play(seen, env, count, seed)
         return seen
 
-    def _play(self, seen: Seen, env: Any, count: int, seed: int) -> None:
-        """Episodes of random actions, in turns with the script's."""
+    def _play(self, seen: list[Seen], env: Any, count: int, seed: int) -> None:
+        """Episodes of random actions, in turns with the script's, until there are `count` states."""
         act = None
-        if self.policy:
-            model = load(self.policy, env.observation_space, env.action_space)
+        if self.config.policy:
+            model = load(self.config.policy, env.observation_space, env.action_space)
             act = noisy_policy(model, env.action_space, SCRIPT_NOISE, seed)
         episode = 0
         step = 0
-        goal = len(seen.frames) + count
         obs, info = env.reset()
-        while len(seen.frames) < goal:
+        while len(seen) < count:
             if step % STEPS_A_FRAME == 0:
-                self._note(seen, env)
+                seen.append(self._describe(env))
             mask = (info[MASK],) if MASK in info else ()
             action = sample(env.action_space, *mask)
             if act is not None and episode % 2:
@@ -83,15 +79,13 @@ class StateSource:
             step += 1
             if terminated or truncated:
                 # The last state of an episode is often the one that a goal is about.
-                self._note(seen, env)
+                seen.append(self._describe(env))
                 episode += 1
                 obs, info = env.reset()
 
-    def _note(self, seen: Seen, env: Any) -> None:
+    def _describe(self, env: Any) -> Seen:
         truths, degrees = self.describer(env)
-        seen.frames.append(frame(env, self.size))
-        seen.truths.append(truths)
-        seen.degrees.append(degrees)
+        return Seen(frame(env, self.config.size), truths, degrees)
 
 
 class Sentences:
@@ -101,22 +95,21 @@ class Sentences:
     both. A UsageError if none is left, or if there are more than MAX_SENTENCES.
     """
 
-    def __init__(self, source: StateSource, seen: Seen) -> None:
-        self.env = source.env
+    def __init__(self, source: StateSource, seen: list[Seen]) -> None:
         self.describer = source.describer
-        spoken = dict.fromkeys(text for truths in seen.truths for text in truths)
+        spoken = dict.fromkeys(text for state in seen for text in state.truths)
         if len(spoken) > MAX_SENTENCES:
             raise UsageError(
-                f"{len(spoken)} different sentences describe {len(seen.truths)} states, the limit is {MAX_SENTENCES}; "
+                f"{len(spoken)} different sentences describe {len(seen)} states, the limit is {MAX_SENTENCES}; "
                 "say where things are in words, without numbers"
             )
         self.ends: dict[str, tuple[float, float]] = {}
-        for prompt in seen.degrees[0]:
-            self.ends[prompt] = degree_ends(np.array([degrees[prompt] for degrees in seen.degrees]))
+        for prompt in seen[0].degrees:
+            self.ends[prompt] = degree_ends(np.array([state.degrees[prompt] for state in seen]))
         self.sentences = []
         self.constant = []
         for text in spoken:
-            if 0 < states_where_true(text, seen).sum() < len(seen.truths):
+            if 0 < states_where_true(text, seen).sum() < len(seen):
                 self.sentences.append(text)
             else:
                 self.constant.append(text)
@@ -127,18 +120,18 @@ class Sentences:
                 "states: policy=my_file:script acts in half of the episodes, and a family's scatter sets states"
             )
 
-    def states(self, seen: Seen) -> States:
+    def states(self, seen: list[Seen]) -> States:
         """How true each sentence is of each state, graded where its goal is, and so the opposites of goals."""
         facts = {}
         for text in self.sentences:
-            truths = np.array([truths.get(text, 0.0) for truths in seen.truths])
+            truths = np.array([state.truths.get(text, 0.0) for state in seen])
             if text in self.ends:
-                degree = np.array([degrees[text] for degrees in seen.degrees])
+                degree = np.array([state.degrees[text] for state in seen])
                 truths = grade(truths, degree, self.ends[text])
             facts[text] = truths
         for prompt, negative in self.opposites:
             facts.setdefault(negative, 1 - facts[prompt])
-        return States(np.zeros(len(seen.frames), np.int64), facts)
+        return States(np.zeros(len(seen), np.int64), facts)
 
     @property
     def opposites(self) -> list[tuple[str, str]]:
@@ -150,9 +143,9 @@ class Sentences:
         """Every sentence that is taught."""
         return [*self.sentences, *(negative for _, negative in self.opposites)]
 
-    def chances(self, seen: Seen) -> np.ndarray:
+    def chances(self, seen: list[Seen]) -> np.ndarray:
         """How often each state is drawn, (N,), sum 1: the more often, the rarer its rarest sentence is."""
-        weight = np.ones(len(seen.truths))
+        weight = np.ones(len(seen))
         for text in self.sentences:
             holds = states_where_true(text, seen)
             rarity = min(len(holds) / holds.sum(), MAX_OVERSAMPLING)
@@ -160,6 +153,6 @@ class Sentences:
         return weight / weight.sum()
 
 
-def states_where_true(text: str, seen: Seen) -> np.ndarray:
+def states_where_true(text: str, seen: list[Seen]) -> np.ndarray:
     """Of which states a sentence is true, bool (N,)."""
-    return np.array([truths.get(text, 0.0) >= 0.5 for truths in seen.truths])
+    return np.array([state.truths.get(text, 0.0) >= 0.5 for state in seen])

@@ -21,15 +21,19 @@ TEXT_STATES = 200
 FRAMES_A_STEP = 96
 
 
-def train(config: ClipTraining, sentences: Sentences, seen: Seen, lexicon: Lexicon) -> float:
+def train(config: ClipTraining, sentences: Sentences, seen: list[Seen], lexicon: Lexicon) -> float:
     """Fit both towers and save the model; returns the CPU-seconds that this took."""
     begin = time.process_time()
     torch.set_num_threads(1)
     folder = make_folder(config.out)
-    frames = np.stack(seen.frames)
+    frames = np.stack([state.frame for state in seen])
     states = sentences.states(seen)
     chances = sentences.chances(seen)
-    tower = Tower(config.size, WIDTH_OF_SIZE[config.size], *mean_and_deviation(frames))
+    # Mean and deviation of all pixels in [0, 1], to two digits.
+    pixels = frames[:: max(1, len(frames) // 200)] / 255
+    mean = round(float(pixels.mean()), 2)
+    deviation = max(round(float(pixels.std()), 2), 0.05)
+    tower = Tower(config.size, WIDTH_OF_SIZE[config.size], mean, deviation)
     words, vectors = shipped_words()
     model, tokenize, frozen = prepare(tower, folder, words, vectors, config.seed)
     grammar = Grammar(lexicon, np.random.default_rng(config.seed + 2), far_words(lexicon, words, vectors))
@@ -39,9 +43,3 @@ def train(config: ClipTraining, sentences: Sentences, seen: Seen, lexicon: Lexic
     train_image(model, tokenize, frames, states, grammar, tower, fit, chances)
     save(model, folder, lexicon, f"{config.env} in your own words")
     return time.process_time() - begin
-
-
-def mean_and_deviation(frames: np.ndarray) -> tuple[float, float]:
-    """Of all pixels in [0, 1], to two digits."""
-    pixels = frames[:: max(1, len(frames) // 200)] / 255
-    return round(float(pixels.mean()), 2), max(round(float(pixels.std()), 2), 0.05)

@@ -95,7 +95,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         fix = f"pip install --force-reinstall 'lodestar-rl[{name}]'"
         if name == "nethack":
             fix = checks.BUILD_NETHACK
-        add(name, "checks:extra_environment", name, extras.get(name, []), *world, fix=fix, required=False)
+        add(name, "checks:extra", name, extras.get(name, []), *world, fix=fix, required=False)
     if version("mujoco"):
         by_name["robots drawn"] = partial(checks.mujoco, timeout)
     if config.env:
@@ -105,7 +105,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     add("judge", "judge:judge", config.judge, config.model, required=False, timeout=3 * timeout)
     for name, requirements in extras.items():
         if name not in (*ENVIRONMENT_OF_EXTRA, "video", "all", "docs", "test", "dev"):
-            add(f"[{name}]", "checks:extra", name, *requirements, required=False)
+            add(f"[{name}]", "checks:extra", name, requirements, required=False)
     return by_name
 
 

@@ -160,8 +160,9 @@ def requirement_findings(*requirements: str) -> Iterator[Finding]:
         yield Finding.of(name, words, fix)
 
 
-def extra(name: str, *requirements: str) -> Iterator[Finding]:
-    """Whether what an extra brings is installed; it is not imported."""
+def extra(name: str, requirements: list[str], env_id: str = "", drawn: bool = False) -> Iterator[Finding]:
+    """Whether what an extra brings is installed; nothing is imported but for its environment, if it has one."""
+    label = name if env_id else f"[{name}]"
     lacking = []
     words = []
     for package in map(distribution, requirements):
@@ -170,18 +171,11 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
             lacking.append(package)
     if lacking:
         fix = f"pip install '{DISTRIBUTION}[{name}]'"
-        yield Finding(f"[{name}]", "optional", f"without {', '.join(lacking)}", fix, required=False)
-    else:
-        yield Finding.of(f"[{name}]", ", ".join(words), required=False)
-
-
-def extra_environment(name: str, requirements: list[str], env_id: str, drawn: bool) -> Iterator[Finding]:
-    """Whether what an extra brings is installed, and whether its environment works."""
-    (package,) = extra(name, *requirements)
-    if package.state == "ok" and requirements:
+        yield Finding(label, "optional", f"without {', '.join(lacking)}", fix, required=False)
+    elif env_id and requirements:
         yield from environment(name, env_id, drawn, required=False)
     else:
-        yield package._replace(name=name)
+        yield Finding.of(label, ", ".join(words), required=False)
 
 
 def own_packages() -> Iterator[Finding]:

@@ -30,21 +30,19 @@ def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -
         value = scores.get(policy, {}).get(key)
         if value is not None:
             values[tag] = float(value)
-    for name, cost in mean_costs(scores.get("this run", {})).items():
+    this_run = scores.get("this run", {})
+    for name, cost in mean_costs(this_run).items():
         values[f"final/{name}_cost"] = cost
-    for name, value in (scores.get("this run", {}).get("metrics") or {}).items():
-        values[f"final/{tag_name(name)}"] = float(value)
+    for name, value in (this_run.get("metrics") or {}).items():
+        # `BALROG progression, %` is `balrog_progression`.
+        tag = re.sub(r"\W+", "_", name.lower()).strip("_")
+        values[f"final/{tag}"] = float(value)
     if not values:
         return
     for log in logger.output_formats:
         # metrics.csv holds only what happened while the run trained.
         if isinstance(log, Guarded) and log.name != "metrics.csv":
             log.write(values, dict.fromkeys(values, ()), step)
-
-
-def tag_name(metric: str) -> str:
-    """A family's metric as a tag's last part: `BALROG progression, %` is `balrog_progression`."""
-    return re.sub(r"\W+", "_", metric.lower()).strip("_")
 
 
 def write_video(logger: Logger, path: Path, step: int) -> None:

@@ -7,6 +7,7 @@ learns the same whether it is evaluated or not.
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from lodestar.video import video_suffix
 from runners.evaluation.closing import write_video
 from runners.evaluation.play import SEED, limits_of, play, policy
 from runners.run import checkpoint
-from runners.run.build import Parts, build_actor
+from runners.run.build import build_actor
 from runners.run.config import TrainConfig
 from runners.run.folder import VIDEOS, mean_costs
 from runners.run.progress import TASK_RETURN, random_state, set_random_state
@@ -24,6 +25,7 @@ from runners.run.tensorboard import video_writer
 from runners.run.video import Act, record_video
 
 if TYPE_CHECKING:
+    from rewards.mix.mix import Mix
     from runners.run.build import Model
 
 # Tag in the log -> entry of `Scores.to_dict`.
@@ -39,31 +41,24 @@ class Interrupted(BaseException):
     """A signal asks the run to save: the evaluation is left, and done when the run continues."""
 
 
+@dataclass(eq=False)
 class Evaluator(Stateful):
     """Evaluates every `eval_every` steps, keeps the best policy's weights, records a video every `video_every`."""
 
     saved = ("evaluated", "filmed", "best")
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        parts: Parts,
-        interrupted: Callable[[], bool],
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.config = config
-        self.folder = folder
-        self.mix = parts.mix
-        self.interrupted = interrupted
-        self.say = say
-        # Environment steps at the last evaluation and at the last video.
-        self.evaluated = 0
-        self.filmed = 0
-        # The highest task return so far.
-        self.best = -math.inf
-        # The second agent, made when it is needed.
-        self._model: Any = None
+    config: TrainConfig
+    folder: Path
+    mix: "Mix"
+    interrupted: Callable[[], bool]
+    say: Callable[[str], None]
+    # Environment steps at the last evaluation and at the last video.
+    evaluated: int = 0
+    filmed: int = 0
+    # The highest task return so far.
+    best: float = -math.inf
+    # The second agent, made when it is needed.
+    _model: Any = None
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is to be done at this step; still so after one that a signal cut short."""

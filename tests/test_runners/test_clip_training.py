@@ -85,26 +85,25 @@ def test_an_own_family_is_found_and_its_goals_are_filled_in():
 
 
 def seen_of(*truths):
-    frames = [np.zeros((64, 64, 3), np.uint8)] * len(truths)
-    return Seen(frames, list(truths), [{} for _ in truths])
+    return [Seen(np.zeros((64, 64, 3), np.uint8), true, {}) for true in truths]
 
 
 @pytest.fixture(scope="module")
 def source():
-    return StateSource(ENV, {}, "", "", 64)
+    return StateSource(ClipTraining(ENV))
 
 
 def test_states_are_drawn_described_and_rare_ones_are_drawn_more_often(source):
     seen = source.collect(60, seed=0)
     sentences = Sentences(source, seen)
-    assert ON in sentences.sentences and len(seen.frames) == 60 and seen.frames[0].shape == (64, 64, 3)
+    assert ON in sentences.sentences and len(seen) == 60 and seen[0].frame.shape == (64, 64, 3)
     states = sentences.states(seen)
-    met = np.array([truths[ON] for truths in seen.truths])
+    met = np.array([state.truths[ON] for state in seen])
     assert (states.fact(ON) >= 0.4 * met).all() and states.fact(ON).max() <= 1
     opposite = states.fact("the red ball is far from the green circle")
     assert opposite == pytest.approx(1 - states.fact(ON))
     again = source.collect(60, seed=0)
-    assert all((one == two).all() for one, two in zip(seen.frames, again.frames))
+    assert all((one.frame == two.frame).all() for one, two in zip(seen, again))
 
 
 def test_chances_grow_with_the_rarity_of_what_is_true(source):

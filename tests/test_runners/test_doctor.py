@@ -112,15 +112,15 @@ def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
 
 
 def test_an_extra_says_what_it_lacks() -> None:
-    (there,) = checks.extra("x", "filelock>=3")
-    (lacking,) = checks.extra("x", "filelock>=3", "no-such-package")
+    (there,) = checks.extra("x", ["filelock>=3"])
+    (lacking,) = checks.extra("x", ["filelock>=3", "no-such-package"])
     assert (there.state == "ok" and there.found.startswith("filelock 3")) or there.found.startswith("filelock 4")
     assert lacking == Finding(
         "[x]", "optional", "without no-such-package", "pip install 'lodestar-rl[x]'", required=False
     )
-    (world,) = checks.extra_environment("x", ["no-such-package"], "CartPole-v1", False)
+    (world,) = checks.extra("x", ["no-such-package"], "CartPole-v1", False)
     assert world == lacking._replace(name="x")
-    (world,) = checks.extra_environment("x", ["filelock>=3"], "CartPole-v1", False)
+    (world,) = checks.extra("x", ["filelock>=3"], "CartPole-v1", False)
     assert world.state == "ok" and world.found.startswith("CartPole-v1 made in")
 
 

@@ -386,14 +386,14 @@ def test_what_fails_while_evaluating_costs_no_training_and_no_evaluation_that_wa
     parts, said, asked = build(config), [], []
     (tmp_path / checkpoint.BEST).touch()  # a file where a folder is to be
     (tmp_path / "videos").touch()
-    found = Evaluator(config, tmp_path, parts, lambda: False, said.append)
+    found = Evaluator(config, tmp_path, parts.mix, lambda: False, said.append)
     assert found(256, parts.model)["eval/return"] > 0 and (found.evaluated, found.filmed) == (256, 256)
     assert [sentence.split(" (")[0] for sentence in said] == [
         "the best policy, of step 256, is not kept",
         "no video at step 256",
     ]
     (tmp_path / "videos").unlink()
-    stopped = Evaluator(config, tmp_path, parts, lambda: bool(asked), said.append)
+    stopped = Evaluator(config, tmp_path, parts.mix, lambda: bool(asked), said.append)
     evaluate = stopped._evaluate
     monkeypatch.setattr(stopped, "_evaluate", lambda *given: (evaluate(*given), asked.append(1))[0])
     assert stopped(256, parts.model)["eval/return"] > 0 and (stopped.evaluated, stopped.filmed) == (256, 0)

@@ -57,6 +57,7 @@ def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tupl
     return value[index], about[index]
 
 
+@dataclass
 class Grammar:
     """Draws captions.
 
@@ -68,19 +69,14 @@ class Grammar:
         held_out: None draws what training may see; "synonyms", "fresh", "phrasings" or "pairs" only what it may not.
     """
 
-    def __init__(
-        self,
-        lexicon: Lexicon,
-        rng: np.random.Generator,
-        vocabulary: Sequence[str] = THINGS,
-        held_out: str | None = None,
-    ) -> None:
-        self.lexicon = lexicon
-        self.rng = rng
+    lexicon: Lexicon
+    rng: np.random.Generator
+    vocabulary: Sequence[str] = THINGS
+    held_out: str | None = None
+
+    def __post_init__(self) -> None:
         # What `draw` speaks about.
-        self.attributes = tuple(lexicon.attributes)
-        self.vocabulary = vocabulary
-        self.held_out = held_out
+        self.attributes = tuple(self.lexicon.attributes)
 
     def pick(self, options: Sequence[str]) -> str:
         """One of several, all alike."""
