@@ -63,9 +63,12 @@ class KeptAnswers:
 
     def append(self, pair: Pair, label: float, segments: str = "") -> None:
         """Keep an answer, on the disk when this returns; OSError if it cannot be written."""
-        row: dict[str, Any] = {"first": pair[0], "second": pair[1]}
-        row["label"] = None if math.isnan(label) else label
-        row["created"] = round(time.time(), 3)
+        row = {
+            "first": pair[0],
+            "second": pair[1],
+            "label": None if math.isnan(label) else label,
+            "created": round(time.time(), 3),
+        }
         if segments:
             row["segments"] = segments
         make_parent(self.path)
@@ -173,10 +176,8 @@ def fingerprint(segments: Transitions) -> list[str]:
         map_obs(columns.append, part)
     keys = []
     for b in range(segments.shape[1]):
-        digest = hashlib.sha256()
-        for column in columns:
-            digest.update(np.ascontiguousarray(column[:, b]).tobytes())
-        keys.append(digest.hexdigest()[:16])
+        data = b"".join(column[:, b].tobytes() for column in columns)
+        keys.append(hashlib.sha256(data).hexdigest()[:16])
     return keys
 
 

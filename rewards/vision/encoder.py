@@ -122,7 +122,7 @@ class ClipEncoder:
 
     def _read_preprocessing(self) -> None:
         """The size of a frame, how it gets there, and how its colours are whitened."""
-        visual: Any = self.model.visual
+        visual = self.model.visual
         size = visual.image_size
         self.size = int(size if isinstance(size, int) else size[0])
         self.resample = str(visual.preprocess_cfg.get("interpolation", "bicubic"))

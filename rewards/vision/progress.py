@@ -191,8 +191,7 @@ class Hops(Whitened):
         self.measure(states)
         x = self.whiten(states)
         # The goal is the last state nearest to the mean of all last states.
-        last_rows = torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)
-        last = x[last_rows]
+        last = x[torch.from_numpy(progress == 1).to(x.device)]
         distance = (last - last.mean(0)).square().sum(1)
         self.goal.copy_(last[distance.argmin()])
         flat = Flat.of_parameters(list(self.parameters()), epsilon=1e-8)

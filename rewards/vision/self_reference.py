@@ -169,9 +169,9 @@ class RunningEpisodes(Stateful):
         return episodes
 
 
-def even_states(way: np.ndarray) -> np.ndarray:
-    """States at even places of a way (M, D), its first and last among them, (STATES_PER_SUCCESS, D)."""
-    places = np.linspace(0, len(way) - 1, STATES_PER_SUCCESS).round()
+def even_states(way: np.ndarray, count: int = STATES_PER_SUCCESS) -> np.ndarray:
+    """`count` states at even places of a way (M, D), its first and last among them, (count, D)."""
+    places = np.linspace(0, len(way) - 1, count).round()
     return way[places.astype(np.int64)]
 
 
@@ -180,14 +180,12 @@ def k_means(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.nd
     progress of the states that each gathers (K,), K at most `count` and M.
     """
     order = np.argsort(progress, kind="stable")
-    places = np.linspace(0, len(states) - 1, min(count, len(states))).round()
-    centres = states[order[places.astype(np.int64)]].astype(np.float64)
+    centres = even_states(states[order], min(count, len(states))).astype(np.float64)
     for _ in range(KMEANS_ROUNDS):
         # |s - c|^2 (M, K) less |s|^2, which does not change the nearest centre.
         distance = np.square(centres).sum(1) - 2 * states @ centres.T
         nearest = distance.argmin(axis=1)
-        member = np.zeros((len(centres), len(states)))
-        member[nearest, np.arange(len(states))] = 1
+        member = (nearest == np.arange(len(centres))[:, None]).astype(np.float64)
         # Centres that no state is nearest to are dropped.
         size = member.sum(1)
         member = member[size > 0]

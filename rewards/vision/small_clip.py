@@ -81,12 +81,12 @@ class SmallClip(nn.Module):
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         """Images (N, 3, H, W), whitened -> embeddings (N, D)."""
-        embedding: Tensor = self.visual(image)
+        embedding = self.visual(image)
         return functional.normalize(embedding, dim=-1) if normalize else embedding
 
     def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
         """Tokens, int64 (N, context) -> embeddings (N, D)."""
-        embedding: Tensor = self.text(tokens)
+        embedding = self.text(tokens)
         return functional.normalize(embedding, dim=-1) if normalize else embedding
 
     def fold(self) -> None:
@@ -221,8 +221,7 @@ class _TextLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y = self.ln_1(x)
         x = x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
-        output: Tensor = x + self.mlp(self.ln_2(x))
-        return output
+        return x + self.mlp(self.ln_2(x))
 
 
 class _TextTower(nn.Module):
@@ -255,8 +254,7 @@ class _TextTower(nn.Module):
         nn.init.normal_(self.text_projection, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        embedding: Tensor = self.read(self.token_embedding(tokens), tokens)
-        return embedding
+        return self.read(self.token_embedding(tokens), tokens)
 
     def read(self, embedded: Tensor, tokens: Tensor) -> Tensor:
         """Embeddings of sentences (N, D), from the vectors of their tokens (N, L, width)."""
@@ -270,8 +268,7 @@ class _TextTower(nn.Module):
         x = self.ln_final(x)
         # The end of the sentence has the largest code of all tokens.
         sentence_end = tokens.argmax(-1)
-        embedding: Tensor = x[torch.arange(len(x)), sentence_end] @ self.text_projection
-        return embedding
+        return x[torch.arange(len(x)), sentence_end] @ self.text_projection
 
 
 class Tokenizer:

@@ -80,7 +80,13 @@ class Synthesis(Reward):
         if config.semantics == "constant":
             self.requires = frozenset({"signals"})
             return
-        kind, settings = _semantic_part(config)
+        # The reward that reads the frame, and its settings.
+        kind = Contrast if config.semantics in ("contrast", "lord") else Clip
+        settings = config
+        if config.semantics == "lord":
+            settings = replace(config, positive_weight=[0.0], negative_weight=[1.0])
+        elif config.semantics == "clip":
+            settings = replace(config, threshold=None)
         self.semantic = kind(settings, self.observation_space, self.action_space, seed=self.seed, device=self.device)
         self.frame_size = self.semantic.frame_size
         self.embedding = self.semantic.embedding
@@ -150,17 +156,6 @@ class Synthesis(Reward):
             # From -1 and +1 to 0 and 1.
             rated = (rated + 1) / 2
         return np.clip(rated, 0, 1)
-
-
-def _semantic_part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
-    """The class of the reward that reads the frame, and its settings."""
-    if config.semantics == "lord":
-        return Contrast, replace(config, positive_weight=[0.0], negative_weight=[1.0])
-    if config.semantics == "contrast":
-        return Contrast, config
-    if config.semantics == "binary":
-        return Clip, config
-    return Clip, replace(config, threshold=None)
 
 
 def _fall_linearly(distance: np.ndarray, end: np.ndarray | float) -> np.ndarray:

@@ -46,7 +46,7 @@ def train_clip(config: ClipTraining) -> dict[str, float]:
 
 def read_synonyms(source: str) -> dict[str, tuple[str, ...]]:
     """Word -> others for it: the common ones, and those of the user's dict at module:name."""
-    synonyms: dict[str, tuple[str, ...]] = dict(SYNONYMS)
+    synonyms = dict(SYNONYMS)
     if not source:
         return synonyms
     # A user's file may raise anything.

@@ -92,7 +92,6 @@ def run() -> NoReturn:
     # What libraries print on the standard output goes to the standard error.
     findings = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    code = 0
 
     def write_finding(**line: object) -> None:
         print(json.dumps(line), file=findings, flush=True)
@@ -103,9 +102,8 @@ def run() -> NoReturn:
         write_finding(end=True)
     except Exception as error:
         write_finding(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        code = 1
     sys.stdout.flush()
-    os._exit(code)
+    os._exit(0)
 
 
 def _death(code: int, err: str) -> str:

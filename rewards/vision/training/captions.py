@@ -107,7 +107,7 @@ class Grammar:
         t = self.pick(subject.tails)
         if not subject.takes_tail(name, s + p):
             t = ""
-        templates: tuple[str, ...] = NEGATIONS if denied else TEMPLATES
+        templates = NEGATIONS if denied else TEMPLATES
         if self.held_out == "phrasings":
             templates = NEGATIONS_HELD_OUT if denied else TEMPLATES_HELD_OUT
         template = self.pick(templates)

@@ -190,7 +190,7 @@ def _descend(
         return min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * gone)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, share)
-    losses: list[float] = []
+    losses = []
     module.train()
     for step in range(1, steps + 1):
         value = loss()

@@ -77,8 +77,8 @@ def make_lexicon(
         synonyms: word -> other words for it.
     """
     taught, held_out = taught_and_held_out(synonyms)
-    attributes: dict[str, Attribute] = {}
-    subjects: dict[str, SubjectNames] = {}
+    attributes = {}
+    subjects = {}
 
     def wordings(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The wordings for training, and those for the test, which are the same where there are no others."""
@@ -92,7 +92,7 @@ def make_lexicon(
             about, methodcaller("fact", sentence), *wordings(predicate), alone=not about, worlds=(env,)
         )
         subjects[about] = SubjectNames(lambda text: (env,), *wordings(about))
-    pictures: dict[str, tuple[str, ...]] = {}
+    pictures = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]
         # The empty subject is in every text.

@@ -21,7 +21,7 @@ def letters(text: str) -> list[str]:
 
 def training_words(lexicon: Lexicon) -> list[str]:
     """Every word that a training caption may hold, sorted."""
-    texts: list[str] = [*templates.TEMPLATES, *templates.NEGATIONS, *templates.PAIRS]
+    texts = [*templates.TEMPLATES, *templates.NEGATIONS, *templates.PAIRS]
     texts += [*lexicon.things, *lexicon.qualities]
     for attribute in lexicon.attributes.values():
         texts += attribute.said
