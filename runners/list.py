@@ -27,7 +27,7 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, argument_text, options_text
 from runners.cli.compose import HIDDEN, load_name
-from runners.run.config import TrainConfig, UsageError, Values, assignments, describe_unknown
+from runners.run.config import TrainConfig, UsageError, assignments, describe_unknown
 from runners.run.trust import admit
 
 # Signals of an environment that are named on its page.
@@ -80,21 +80,16 @@ def train_text() -> str:
     )
 
 
-def _applies_texts(applies: Values) -> list[str]:
-    """Where a preset applies by itself, as arguments; of several patterns for one key, "env=A or B"."""
-    patterns = {}
-    for key, value in applies.items():
-        patterns[key] = " or ".join(value) if isinstance(value, list) else value
-    return assignments(patterns)
-
-
 def presets_text() -> str:
     """The presets, one line each, with what they are used for by themselves."""
     lines = {}
     for name, preset in presets.all_presets().items():
         lines[name] = preset["about"]
-        if preset["applies"]:
-            lines[name] += f" [by itself for {', '.join(_applies_texts(preset['applies']))}]"
+        patterns = {}
+        for key, value in preset["applies"].items():
+            patterns[key] = " or ".join(value) if isinstance(value, list) else value
+        if patterns:
+            lines[name] += f" [by itself for {', '.join(assignments(patterns))}]"
     return "presets\n" + (_table(lines) or "  none")
 
 

@@ -77,7 +77,10 @@ def watch(config: WatchConfig) -> str:
     """Play, and show or write; returns a sentence about it."""
     run = Path(config.run)
     # Asked first, because environments may choose a video driver when they are made.
-    in_window = opens_window(config)
+    in_window = config.window == "true"
+    if config.window == "auto":
+        # Nobody sees what SDL's dummy driver shows.
+        in_window = not config.out and has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
     trained = load_run(run, config.trust, config.checkpoint)
     # This imports torch.
     from lodestar.video import video_suffix
@@ -97,14 +100,6 @@ def watch(config: WatchConfig) -> str:
             if not window.show(episode, f"episode {number} of {config.episodes}"):
                 break
     return f"{window.count:,} pictures of {label}"
-
-
-def opens_window(config: WatchConfig) -> bool:
-    """Whether the episodes are shown instead of written."""
-    if config.window != "auto":
-        return config.window == "true"
-    # Nobody sees what SDL's dummy driver shows.
-    return not config.out and has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
 
 
 def play_all(config: WatchConfig, trained: Trained) -> Iterator[Episode]:

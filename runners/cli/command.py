@@ -155,11 +155,8 @@ def _parse_field(key: str, text: str, kind: Any) -> Any:
 
 
 def _required_fields(config: type) -> list[str]:
-    names = []
-    for field in dataclasses.fields(config):
-        if field.default is MISSING and field.default_factory is MISSING:
-            names.append(field.name)
-    return names
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if field.default is MISSING and field.default_factory is MISSING]
 
 
 def options_text(

@@ -166,12 +166,14 @@ def _read_arguments(argv: list[str]) -> tuple[dict[str, str], Values]:
         if key:
             raise UsageError(f"{argument!r} is no key=value; did you mean {key}={argument}?")
     texts = dict(split(argument, keys) for argument in argv)
-    choices = {}
-    for key in OWN_NAMES:
-        if key in texts:
-            choices[key] = read(texts.pop(key))
-    if isinstance(choices.get("reward"), str):
-        _refuse_list(choices["reward"])
+    choices = {key: read(texts.pop(key)) for key in OWN_NAMES if key in texts}
+    reward = choices.get("reward")
+    if isinstance(reward, str):
+        # A text that names several rewards, in whatever signs stand between and around them.
+        names = re.findall(r"[^\s,+;]+", reward.strip("[]() "))
+        if len(names) > 1:
+            problem = "is no list" if set("[]()+; ") & {*reward} else "names alternatives"
+            raise UsageError(f"reward={reward} {problem}; to add rewards up write 'reward=[{','.join(names)}]'")
     return texts, choices
 
 
@@ -201,14 +203,6 @@ def _key_of_value(argument: str) -> str:
     if argument in presets.all_presets():
         return "preset"
     return ""
-
-
-def _refuse_list(reward: str) -> None:
-    """Refuse a text that names several rewards, in whatever signs stand between and around them."""
-    names = re.findall(r"[^\s,+;]+", reward.strip("[]() "))
-    if len(names) > 1:
-        problem = "is no list" if set("[]()+; ") & {*reward} else "names alternatives"
-        raise UsageError(f"reward={reward} {problem}; to add rewards up write 'reward=[{','.join(names)}]'")
 
 
 def _choose_names(values: Values) -> tuple[str, list[str]]:
@@ -289,11 +283,8 @@ def environment(env: Any) -> str:
 def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Kinds:
     """The keys of a Config's fields -> their types."""
     hints = typing.get_type_hints(config)
-    kinds = {}
-    for field in dataclasses.fields(config):
-        if field.name not in hidden:
-            kinds[prefix + field.name] = hints[field.name]
-    return kinds
+    names = [field.name for field in dataclasses.fields(config)]
+    return {prefix + name: hints[name] for name in names if name not in hidden}
 
 
 def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names: list[str]) -> None:

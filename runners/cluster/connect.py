@@ -116,10 +116,7 @@ def misfit(ray: Any, look: Callable[..., str], *arguments: Any) -> str:
 def other_versions_sentence(expected: dict[str, str]) -> str:
     """One sentence if this node has other libraries; else empty."""
     here = versions()
-    other = []
-    for name, version in expected.items():
-        if here[name] != version:
-            other.append(f"{name} {here[name]} instead of {version}")
+    other = [f"{name} {here[name]} instead of {version}" for name, version in expected.items() if here[name] != version]
     if not other:
         return ""
     return f"the node {socket.gethostname()} has {', '.join(other)}; install the same there"

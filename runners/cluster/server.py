@@ -30,11 +30,8 @@ Embeddings = dict[str, np.ndarray]
 
 def frame_rewards(mix: Any) -> StateDict:
     """The rewards of a mix that read frames, by name."""
-    rewards_that_see = {}
-    for name, stream in mix.streams.items():
-        if {"frame", "obs_frame"} & stream.requires:
-            rewards_that_see[name] = stream.reward
-    return rewards_that_see
+    fields = {"frame", "obs_frame"}
+    return {name: stream.reward for name, stream in mix.streams.items() if fields & stream.requires}
 
 
 def embed(mix: Any, frames: Frames) -> Embeddings:

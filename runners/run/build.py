@@ -432,9 +432,8 @@ def saved_config(run: Path, key: str = "run") -> Values:
 def load_checkpoint(run: Path, at: str = "") -> tuple[Values, int]:
     """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
     # Of several checkpoints of one step the last that was written stays in this table.
-    folders = {}
-    for path in reversed(checkpoint.step_folders(run / "checkpoints")):
-        folders[int(path.name.split("_")[1])] = path
+    paths = reversed(checkpoint.step_folders(run / "checkpoints"))
+    folders = {int(path.name.split("_")[1]): path for path in paths}
     if at.isdecimal() and int(at) in folders:
         return checkpoint.read(folders[int(at)])
     if at not in ("", checkpoint.BEST):

@@ -184,10 +184,7 @@ def write_json(path: Path, data: Any) -> None:
 
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the highest step first, and of one step the last that was written."""
-    folders = []
-    for path in folder.glob("step_*"):
-        if _FOLDER_NAME.fullmatch(path.name) and path.is_dir():
-            folders.append(path)
+    folders = [path for path in folder.glob("step_*") if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(folders, key=_order, reverse=True)
 
 

@@ -191,10 +191,7 @@ def _differences(config: TrainConfig, path: Path) -> str:
         return "its configuration cannot be read"
     given = flatten(to_dict(config))
     keys = sorted({*given, *saved} - MANAGEMENT)
-    different = []
-    for key in keys:
-        if given.get(key) != saved.get(key):
-            different.append(f"{key}={saved.get(key)}")
+    different = [f"{key}={saved.get(key)}" for key in keys if given.get(key) != saved.get(key)]
     return "it differs in " + (", ".join(different[:4]) or "its version")
 
 
@@ -260,10 +257,8 @@ def refuse_links(path: Path) -> None:
 
     A link to a file is no such link, as files are replaced; but a lock is opened as it is.
     """
-    leading_out = []
-    for child in path.glob("*"):
-        if child.is_symlink() and (child.name.endswith(".lock") or not child.is_file()):
-            leading_out.append(child.name)
+    links = [child for child in path.glob("*") if child.is_symlink()]
+    leading_out = [link.name for link in links if link.name.endswith(".lock") or not link.is_file()]
     if leading_out:
         names = ", ".join(sorted(leading_out))
         raise UsageError(f"{path} holds links ({names}), which may lead anywhere; put what they lead to in their place")

@@ -49,18 +49,14 @@ def _overwritten_sentence() -> str | None:
         for name in PACKAGES:
             file = f"{name}/__init__.py"
             listed = re.search(rf"^{file},sha256=([\w-]+)", record, re.MULTILINE)
-            if listed and listed[1] != _record_digest(HOME / file):
+            # As a wheel's RECORD writes it.
+            digest = base64.urlsafe_b64encode(hashlib.sha256((HOME / file).read_bytes()).digest())
+            if listed and listed[1] != digest.decode().rstrip("="):
                 return (
                     f"the package {name!r} of {DISTRIBUTION} in {HOME} was overwritten by {_other_owners(file)}; "
                     f"install {DISTRIBUTION} in an environment without it"
                 )
     return None
-
-
-def _record_digest(path: Path) -> str:
-    """A file's SHA-256 as it stands in a wheel's RECORD."""
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _other_owners(file: str) -> str:

@@ -454,11 +454,8 @@ class TensorBoardLog(KVWriter):
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among logged values."""
-    numbers = {}
-    for key, value in values.items():
-        if isinstance(value, int | float | np.generic | np.ndarray | torch.Tensor) and np.ndim(value) == 0:
-            numbers[key] = float(value)
-    return numbers
+    kinds = int | float | np.generic | np.ndarray | torch.Tensor
+    return {key: float(value) for key, value in values.items() if isinstance(value, kinds) and np.ndim(value) == 0}
 
 
 class Dashboard(Progress):

@@ -198,11 +198,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def secrets() -> dict[str, str]:
     """Environment variables whose names mark their values as secret."""
-    variables = {}
-    for name, value in os.environ.items():
-        if SECRET_VARIABLE.search(name) and len(value) >= MIN_SECRET_LENGTH:
-            variables[name] = value
-    return variables
+    names = filter(SECRET_VARIABLE.search, os.environ)
+    return {name: os.environ[name] for name in names if len(os.environ[name]) >= MIN_SECRET_LENGTH}
 
 
 def mask_secrets(text: str) -> str:

@@ -139,14 +139,10 @@ def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]
     by_cell = cells(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
-        probes = {}
-        for name, members in by_cell.items():
-            probes[name] = short_job(members[0], Path(place) / name)
+        probes = {name: short_job(members[0], Path(place) / name) for name, members in by_cell.items()}
         with closing(JobLog(Path(place))) as log, closing(launcher):
             entries = drive(probes.values(), log, launcher, attempts=1)
-        costs = {}
-        for name, members in by_cell.items():
-            costs[name] = job_cost(members[0], probes[name], entries[name])
+        costs = {name: job_cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
     return cost_table(by_cell, costs, launcher.slots), not any(cost.error for cost in costs.values())
 
 

@@ -94,10 +94,7 @@ def begin(folder: Path, settings: Values) -> None:
 def make_launcher(name: str, options: Values) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls = resolve_name(LAUNCHERS[name])
-    keys = []
-    for key, declared in declarations(cls).items():
-        if declared.help:
-            keys.append(f"launcher.{key}")
+    keys = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
     hints = typing.get_type_hints(cls)
     given = {}
     for option, value in options.items():

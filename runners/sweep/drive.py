@@ -107,7 +107,12 @@ class _Loop:
         while has_more or self.running or self.failed or self.held:
             if signals.received is not None:
                 raise Stopped(signals.received)
-            self._submit_held()
+            for job in [*self.held]:
+                if self._has_room() and not at_work(job.folder):
+                    self.held.remove(job)
+                    # The process that it waited for may have finished it.
+                    if self._is_wanted(job):
+                        self._submit(job)
             while has_more and self._has_room():
                 job = next(jobs, None)
                 if job is None:
@@ -161,14 +166,6 @@ class _Loop:
         self.running[job.name] = job
         attempts = self.log.entry(job.name).attempts + 1
         self.log.write(job.name, "running", attempts=attempts, where=where, code=None, error="")
-
-    def _submit_held(self) -> None:
-        for job in [*self.held]:
-            if self._has_room() and not at_work(job.folder):
-                self.held.remove(job)
-                # The process that it waited for may have finished it.
-                if self._is_wanted(job):
-                    self._submit(job)
 
     def _account(self, job: Job, outcome: Outcome, *, stopping: bool = False) -> None:
         """Write down how an attempt ended, and decide whether there is another."""

@@ -97,10 +97,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
     points = [dict(zip(choices, texts)) for texts in itertools.product(*choices.values())]
     cells: dict[str, tuple[dict[str, str], TrainConfig]] = {}
     for given in _used_points(points):
-        swept = {}
-        for key, text in given.items():
-            if len(choices[key]) > 1:
-                swept[key] = text
+        swept = {key: text for key, text in given.items() if len(choices[key]) > 1}
         try:
             config, _ = compose(assignments(given | {"seed": seed}))
         except UsageError as error:

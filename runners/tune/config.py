@@ -209,10 +209,7 @@ def values_of(config: TrainConfig, tried: list[Space]) -> Values:
 def check(config: TrainConfig, values: Values) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in options_by_prefix(config).items():
-        changes = {}
-        for key, value in values.items():
-            if key.startswith(prefix):
-                changes[key.removeprefix(prefix)] = value
+        changes = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
         dataclasses.replace(options, **changes)
 
 

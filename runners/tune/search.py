@@ -33,6 +33,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from lodestar.files import LARGE, open_to_append, read_bytes, read_json
+from lodestar.mappings import map_values
 from runners.cli.command import changes_from_defaults
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
@@ -388,9 +389,7 @@ def table(results: Values) -> str:
         "",
         f"  {'task return, IQM':<18}{chosen_header:>28}{test_header:>30}",
     ]
-    chosen_by = {}
-    for arm, value in results["on_tuning_seeds"].items():
-        chosen_by[arm] = number_text(value)
+    chosen_by = map_values(number_text, results["on_tuning_seeds"])
     tests = dict(results["on_test_seeds"])
     if results["difference"] is not None:
         tests["tuned - default"] = results["difference"]
