@@ -141,9 +141,8 @@ def lasting_output() -> Iterator[None]:
 class Ticker:
     """A sign of life from what takes long: a line every eight seconds."""
 
-    def __init__(self, what: str, every_s: float = SIGN_OF_LIFE_S) -> None:
+    def __init__(self, what: str) -> None:
         self.what = what
-        self.every_s = every_s
         # A path in it may hold braces, which are no places of values.
         self._words = what.replace("{", "{{").replace("}", "}}")
         self._last = time.monotonic()
@@ -152,7 +151,7 @@ class Ticker:
         """Print where it is, a format for the values, if it is time to."""
         activity.begin(f"{self._words}: {where}", *values)
         now = time.monotonic()
-        if now - self._last >= self.every_s:
+        if now - self._last >= SIGN_OF_LIFE_S:
             self._last = now
             print(f"{self.what}: {where.format(*values)}", flush=True)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -474,12 +474,10 @@ class Live(KVWriter):
     seconds.
     """
 
-    def __init__(
-        self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = SIGN_OF_LIFE_S
-    ) -> None:
+    def __init__(self, total: int, start: int = 0) -> None:
         self.total = total
         self.start = start
-        self.stream = stream or sys.stdout
+        self.stream = sys.stdout
         self.console = Console(file=style_stream(self.stream))
         self.began = time.monotonic()
         self.last = self.began
@@ -489,7 +487,7 @@ class Live(KVWriter):
         self.numbers: dict[str, float] = {}
         # The bar is drawn when there is something to show.
         self.wants_bar = self.stream.isatty()
-        self.every_s = 0.2 if self.wants_bar else every_s
+        self.every_s = 0.2 if self.wants_bar else SIGN_OF_LIFE_S
 
     def _open_bar(self) -> None:
         self.wants_bar = False
@@ -540,12 +538,11 @@ class Live(KVWriter):
             self.bar = None
 
 
-def diverging_rows(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
+def diverging_rows(task: np.ndarray, learned: np.ndarray) -> np.ndarray:
     """Rows at which the learned return rises while the task's falls, bool, one for each row."""
-    values = np.array([task, learned], np.float64)
-    count = values.shape[1]
-    diverges = np.zeros(count, bool)
-    for row in range(ALARM_WINDOW_ROWS - 1, count):
+    values = np.array([task, learned])
+    diverges = np.zeros(len(task), bool)
+    for row in range(ALARM_WINDOW_ROWS - 1, len(task)):
         diverges[row] = _divergence_length(values[:, : row + 1]) is not None
     return diverges
 

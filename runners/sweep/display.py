@@ -5,12 +5,11 @@ The progress of a job is read from the last line of its metrics.csv; nothing is 
 
 import statistics
 import sys
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from time import monotonic
 
 from rich.console import Console
 from rich.live import Live
@@ -107,20 +106,11 @@ def scores(folders: Iterable[Path], policy: str = "this run") -> list[float]:
 class Display(Watcher):
     """Prints how a sweep stands: a terminal gets a live table, another stream a line every so many seconds."""
 
-    def __init__(
-        self,
-        jobs: list[Job],
-        *,
-        stream: TextIO | None = None,
-        every_s: float = SIGN_OF_LIFE_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.clock = clock
-        self.every_s = every_s
-        # Not a default of the argument: the caller may redirect standard output.
-        self.console = Console(file=sys.stdout if stream is None else stream)
-        self._began = clock()
+        self.every_s = SIGN_OF_LIFE_S
+        self.console = Console(file=sys.stdout)
+        self._began = monotonic()
         self._last = self._began
         # Jobs that had ended when this command began; None before the first tick.
         self._ended_before: float | None = None
@@ -146,9 +136,9 @@ class Display(Watcher):
         self._entries = entries
         if self._ended_before is None:
             self._ended_before = self._amount_ended()
-        if self.clock() - self._last < self.every_s:
+        if monotonic() - self._last < self.every_s:
             return
-        self._last = self.clock()
+        self._last = monotonic()
         self._runs = {job.name: progress(job.folder) for job in running}
         if self._live is None:
             self.message(self._counts() + self._describe_running())
@@ -184,7 +174,7 @@ class Display(Watcher):
         amount = self._amount_ended()
         new = amount - (self._ended_before or 0.0)
         if new > 0:
-            jobs_a_second = new / max(self.clock() - self._began, 1e-9)
+            jobs_a_second = new / max(monotonic() - self._began, 1e-9)
             line += f"; {clock((len(self.jobs) - amount) / jobs_a_second)} left"
         return line
 

@@ -17,6 +17,7 @@ whole numbers is tried in whole numbers.
 
 import dataclasses
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import filterfalse
 from pathlib import Path
@@ -136,9 +137,7 @@ class Space:
         return f"[{','.join(words)}]"
 
 
-def spaces(
-    config: TrainConfig, chosen: list[str], ranges: Values, fixed: set[str] | frozenset[str] = frozenset()
-) -> list[Space]:
+def spaces(config: TrainConfig, chosen: list[str], ranges: Values, fixed: Collection[str] = ()) -> list[Space]:
     """What a search over the settings of a run tries, in the order in which it is declared; else a UsageError.
 
     `chosen` are the keys to try, by default all that have a range and are not `fixed`, as the command line sets them;
@@ -162,7 +161,7 @@ def spaces(
         no_effect = {"reward.task.weight"}
         if len(config.reward) == 1:
             no_effect |= {f"reward.{name}.weight" for name in config.reward}
-        chosen = list(filterfalse((fixed | no_effect).__contains__, declared))
+        chosen = list(filterfalse({*fixed, *no_effect}.__contains__, declared))
     keys = dict.fromkeys([*chosen, *ranges])
     if not keys:
         raise UsageError(f"agent={config.agent_name} has nothing to try; name a range, as in tune.agent.gamma=[0.9,1]")

@@ -120,7 +120,7 @@ class Search(Watcher):
     """All trials of a study, as jobs for `runners.sweep.drive`, which it watches; `report` takes a sentence each."""
 
     def __init__(
-        self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None] = print
+        self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None]
     ) -> None:
         self.config = config
         self.study = study

@@ -28,6 +28,7 @@ from runners.evaluation.play import (
 )
 from runners.report import html
 from runners.report.statistics import iqm
+from runners.run import output
 from runners.run.config import from_dict, to_dict
 from runners.run.output import Ticker
 from runners.run.video import Episode, can_be_drawn, draw
@@ -49,8 +50,10 @@ def test_the_interval_holds_the_iqm_and_shrinks_with_more_episodes():
     assert interval([3.0, 3.0]) == (3.0, 3.0) and interval([3.0]) == (3.0, 3.0)
 
 
-def test_a_long_evaluation_says_where_it_is(capsys):
-    play("CartPole-v1", lambda obs, begins: 0, 2, tick=Ticker("evaluating", every_s=0.0))
+def test_a_long_evaluation_says_where_it_is(capsys, monkeypatch):
+    with monkeypatch.context() as impatient:
+        impatient.setattr(output, "SIGN_OF_LIFE_S", 0.0)
+        play("CartPole-v1", lambda obs, begins: 0, 2, tick=Ticker("evaluating"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "evaluating: episode 1 of 2, step 1" and lines[-1].startswith(
         "evaluating: episode 2 of 2, step "

@@ -1,5 +1,6 @@
 import io
 import resource
+import sys
 import time
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_tensorboard_hides_what_was_written_after_the_checkpoint(tmp_path):
 def test_a_full_disk_switches_a_writer_off_with_one_warning(tmp_path):
     warnings = []
     more = {"tensorboard": lambda: TensorBoardLog(tmp_path / "tensorboard")}
-    logger = make_logger(tmp_path, Live(100, stream=io.StringIO()), warn=warnings.append, more=more)
+    logger = make_logger(tmp_path, Live(100), warn=warnings.append, more=more)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
@@ -96,9 +97,11 @@ def test_the_glossary_does_not_explain_everything():
     assert len(TAGS) > 25
 
 
-def test_without_a_terminal_the_live_line_is_plain_and_rare():
+def test_without_a_terminal_the_live_line_is_plain_and_rare(monkeypatch):
     stream = io.StringIO()
-    live = Live(1000, start=500, stream=stream, every_s=0.0)
+    monkeypatch.setattr(sys, "stdout", stream)
+    live = Live(1000, start=500)
+    live.every_s = 0.0
     live.write({"rollout/ep_learned_mean": 0.125}, {}, 750)
     live.began -= 10.0  # as if ten seconds had passed
     live.update(750, lambda: 9.5)
@@ -115,7 +118,8 @@ def test_a_terminal_shows_the_last_row_of_the_log_below_the_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
     stream.isatty = lambda: True
-    live = Live(1000, stream=stream)
+    monkeypatch.setattr(sys, "stdout", stream)
+    live = Live(1000)
     live.update(500, lambda: 9.5, force=True)
     live.write({"ppo/entropy": 0.6931471, "reward/rnd": 0.25}, {}, 500)
     live.update(500, lambda: 9.5, force=True)

@@ -2,11 +2,13 @@
 
 import io
 import json
+import sys
 
 import pytest
 
 from runners.report.job_log import Entry
 from runners.run.output import clock
+from runners.sweep import display as display_module
 from runners.sweep.display import Display, RunProgress, progress, summary
 from runners.sweep.job import Job
 
@@ -45,53 +47,61 @@ def test_a_folder_without_a_run_has_no_progress(tmp_path):
     assert progress(tmp_path / "none") == RunProgress() and RunProgress().share == 0.0
 
 
-def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
+@pytest.fixture
+def now(monkeypatch):
+    """The seconds of the clock, in a list."""
+    seconds = [0.0]
+    monkeypatch.setattr(display_module, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path, capsys, now):
     jobs = _jobs(tmp_path, "x/s0", "x/s1", "x/s2", "x/s3")
-    now, stream = [0.0], io.StringIO()
     entries = {"x/s0": Entry("finished"), "x/s1": Entry("running")}
-    with Display(jobs, stream=stream, every_s=30, clock=lambda: now[0]) as display:
+    with Display(jobs) as display:
+        display.every_s = 30
         display.tick(entries, [])  # one of four was there already
         _run(tmp_path / "x/s1", rows="500,1,1\r\n")
         now[0] = 20.0
         display.tick(entries, [jobs[1]])
-        assert stream.getvalue() == ""  # not yet time for a line
+        assert capsys.readouterr().out == ""  # not yet time for a line
         now[0] = 40.0
         display.tick(entries, [jobs[1]])
         # Half a job in 40 s: two and a half jobs are left.
-        assert stream.getvalue() == "2 waiting, 1 running, 1 finished of 4; 3:20 left; training\n"
+        assert capsys.readouterr().out == "2 waiting, 1 running, 1 finished of 4; 3:20 left; training\n"
 
 
-def test_a_line_says_what_the_running_jobs_do(tmp_path):
+def test_a_line_says_what_the_running_jobs_do(tmp_path, capsys):
     jobs = _jobs(tmp_path, "x/s0", "x/s1", "x/s2")
     for job in jobs[:2]:
         _run(job.folder, step=1000, rows="1000,1,1\r\n")
         status = {"state": "running", "step": 1000, "total": 1000, "doing": "evaluating"}
         (job.folder / "status.json").write_text(json.dumps(status))
-    stream = io.StringIO()
-    display = Display(jobs, stream=stream, every_s=0.0)
+    display = Display(jobs)
+    display.every_s = 0.0
     display.tick({}, jobs)
-    assert stream.getvalue().rstrip().endswith("; 2 evaluating, setting up")
+    assert capsys.readouterr().out.rstrip().endswith("; 2 evaluating, setting up")
 
 
-def test_an_attempt_that_ends_is_one_line(tmp_path):
+def test_an_attempt_that_ends_is_one_line(tmp_path, capsys):
     [job] = _jobs(tmp_path, "x/s0")
-    stream = io.StringIO()
-    display = Display([job], stream=stream)
+    display = Display([job])
     display.attempt_ended(job, Entry("waiting", 1, code=6, seconds=3.0, error="the environment failed"))
     job.folder.mkdir(parents=True)
     (job.folder / "result.json").write_text(json.dumps({"this run": {"task_return": 12.5}}))
     display.attempt_ended(job, Entry("finished", 2, code=0, seconds=7.25))
-    assert stream.getvalue().splitlines() == [
+    assert capsys.readouterr().out.splitlines() == [
         "again     x/s0  3.0 s  the environment failed",
         "finished  x/s0  7.2 s  task return 12.5",
     ]
 
 
-def test_a_terminal_sees_the_running_jobs(tmp_path):
+def test_a_terminal_sees_the_running_jobs(tmp_path, monkeypatch, now):
     jobs = _jobs(tmp_path, "x/s0", "x/s1")
     _run(tmp_path / "x/s0", rows="500,7.5,321\r\n")
-    stream, now = Terminal(), [0.0]
-    with Display(jobs, stream=stream, clock=lambda: now[0]) as display:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    with Display(jobs) as display:
         now[0] = 1.0
         display.tick({"x/s0": Entry("running")}, jobs[:1])
         display.message("[bold]a sentence")
