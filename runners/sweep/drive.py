@@ -107,12 +107,12 @@ class _Loop:
         while has_more or self.running or self.failed or self.held:
             if signals.received is not None:
                 raise Stopped(signals.received)
-            for job in [*self.held]:
-                if self._has_room() and not at_work(job.folder):
-                    self.held.remove(job)
+            for held in [*self.held]:
+                if self._has_room() and not at_work(held.folder):
+                    self.held.remove(held)
                     # The process that it waited for may have finished it.
-                    if self._is_wanted(job):
-                        self._submit(job)
+                    if self._is_wanted(held):
+                        self._submit(held)
             while has_more and self._has_room():
                 job = next(jobs, None)
                 if job is None:
