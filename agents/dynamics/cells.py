@@ -11,7 +11,7 @@ The state given to `observe` is what the cell expected of the first step: `initi
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,12 +51,8 @@ class Cell(nn.Module):
     # From the memory to the logits of the next latent.
     prior: nn.Module
 
-    def __init__(
-        self, memory: int = 128, groups: int = 16, classes: int = 8, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, generator: torch.Generator, memory: int = 128, groups: int = 16, classes: int = 8) -> None:
         super().__init__()
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
         self.generator = generator
         self.latent = Categoricals(groups, classes)
         # The length of each part of a state, and F, the length of the features.
@@ -87,23 +83,9 @@ class Cell(nn.Module):
         """(..., F)."""
         return torch.cat([state["h"], state["z"]], -1)
 
-    def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        """KL of posterior and prior in nats, (L, B), to train the prior (dyn) and the posterior (rep); or None."""
-        if not stats:
-            return None
+    def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """KL of posterior and prior in nats, (L, B), to train the prior (dyn) and the posterior (rep)."""
         return self.latent.kl(stats["posterior"], stats["prior"])
-
-    def unroll(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        """The imagined states after each of a sequence of actions (H, B, A): (H, B, ...)."""
-        states = []
-        for step_action in action:
-            state = self.step(state, step_action, sample=sample)
-            states.append(state)
-        columns = {}
-        for name in state:
-            parts = [step_state[name] for step_state in states]
-            columns[name] = torch.stack(parts)
-        return columns
 
     def _expected_latent(self, h: Tensor, sample: bool) -> Tensor:
         """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
@@ -255,92 +237,6 @@ class RSSM(Cell):
         return torch.lerp(h, candidate, rate)
 
 
-class SSM(Cell):
-    """Memory "h" (..., memory), latent "z" (..., groups * classes), sums "s" (..., layers * memory); the cell of Drama.
-
-    Each frame has its latent, whatever came before; linear recurrences over latents and actions predict the next one:
-    training needs no loop over time, and imagination one cheap step.
-
-        z_t ~ q(. | embed_t)        s_t = a_t s_{t-1} + sqrt(1 - a_t^2) i_t x_t        h_{t+1} = layers(z_t, a_t, s)
-        expected: z_{t+1} ~ p(. | h_{t+1})        decay a_t and gate i_t are functions of the layer's input x_t
-
-    Source: Wang et al. 2025 (Drama), arXiv 2410.08893, with the diagonal gated recurrence of De et al. 2024 (Griffin),
-    arXiv 2402.19427, equations 1 to 4, in place of Mamba (`Mamba`). When it fails: frames that only the past explains.
-    """
-
-    def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
-        super().__init__(**rest)
-        memory = self.sizes["h"]
-        latent = self.sizes["z"]
-        self.seen = mlp(embed_size, hidden, latent)
-        self.prior = mlp(memory, hidden, latent)
-        self.enter = layer(latent + action_size, memory)
-        self.layers = nn.ModuleList(self._recurrence(memory) for _ in range(layers))
-        self.sizes["s"] = sum(recurrence.n_sums for recurrence in self.layers)  # type: ignore[misc]
-
-    def _recurrence(self, width: int) -> nn.Module:
-        """One layer, which has `n_sums`."""
-        return _Recurrence(width)
-
-    def observe(
-        self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
-    ) -> Observed:
-        initial = self._begin(first[0], state)
-        continues = (~first)[..., None].to(embed.dtype)
-        logits = self.seen(embed)
-        posterior = self.latent.probabilities(logits)
-        uniforms = None
-        if sample:
-            uniforms = self.latent.uniforms(self.generator, *first.shape)
-        z = self.latent.sample(posterior, uniforms)
-        latent_action = torch.cat([z[:-1], action[:-1]], -1)
-        x = self.enter(latent_action)
-        sums = []
-        initial_sums = self._layer_sums(initial)
-        for recurrence, before in zip(self.layers, initial_sums):
-            x, after = recurrence(x, before, continues[:-1])
-            layer_sums = torch.cat([before[None], after])
-            sums.append(layer_sums)
-        memories = torch.cat([initial["h"][None], x])
-        h = memories * continues
-        s = torch.cat(sums, -1) * continues
-        prior = self.latent.probabilities(self.prior(h))
-        states = {"h": h, "z": z, "s": s}
-        return states, {"posterior": posterior, "prior": prior}
-
-    def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        inputs = torch.cat([state["z"], action], -1)
-        x = self.enter(inputs)[None]
-        sums = []
-        for recurrence, before in zip(self.layers, self._layer_sums(state)):
-            x, after = recurrence(x, before)
-            sums.append(after[0])
-        h = x[0]
-        latent = self._expected_latent(h, sample)
-        return {"h": h, "z": latent, "s": torch.cat(sums, -1)}
-
-    def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
-        """The sums (B, memory) of each layer."""
-        return state["s"].chunk(len(self.layers), -1)
-
-
-class Mamba(SSM):
-    """`SSM` with Mamba's selective state space as its layers: `states` sums for each of the memory's numbers.
-
-    What is written into a sum, how fast it decays and what is read from it depend on the input.
-
-        s_t = exp(D_t A) s_{t-1} + D_t B_t x_t        y_t = C_t s_t + d x_t        D_t, B_t, C_t are functions of x_t
-
-    Source: Gu & Dao 2023, arXiv 2312.00752, algorithm 2 (S6), with its discretisation, initial values and output gate;
-    Wang et al. 2025 (Drama), arXiv 2410.08893, as a world model. Differences: no short convolution in front, as it
-    needs the last three inputs in the state; the inner width is the memory's, not twice that; D_t has full rank.
-    When it fails: as `SSM`.
-    """
-
-    def _recurrence(self, width: int) -> nn.Module:
-        return _SelectiveScan(width)
-
-
 class _SelectiveScan(nn.Module):
     """(L, B, W) -> (L, B, W), and its sums (L, B, W * states)."""
 
@@ -465,6 +361,90 @@ def _in_chunks(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     return sums.flatten(0, 1)[:length]
 
 
+class SSM(Cell):
+    """Memory "h" (..., memory), latent "z" (..., groups * classes), sums "s" (..., layers * memory); the cell of Drama.
+
+    Each frame has its latent, whatever came before; linear recurrences over latents and actions predict the next one:
+    training needs no loop over time, and imagination one cheap step.
+
+        z_t ~ q(. | embed_t)        s_t = a_t s_{t-1} + sqrt(1 - a_t^2) i_t x_t        h_{t+1} = layers(z_t, a_t, s)
+        expected: z_{t+1} ~ p(. | h_{t+1})        decay a_t and gate i_t are functions of the layer's input x_t
+
+    Source: Wang et al. 2025 (Drama), arXiv 2410.08893, with the diagonal gated recurrence of De et al. 2024 (Griffin),
+    arXiv 2402.19427, equations 1 to 4, in place of Mamba (`Mamba`). When it fails: frames that only the past explains.
+    """
+
+    # Of one layer, which has `n_sums`.
+    block: ClassVar[type[nn.Module]] = _Recurrence
+
+    def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
+        super().__init__(**rest)
+        memory = self.sizes["h"]
+        latent = self.sizes["z"]
+        self.seen = mlp(embed_size, hidden, latent)
+        self.prior = mlp(memory, hidden, latent)
+        self.enter = layer(latent + action_size, memory)
+        self.layers = nn.ModuleList(self.block(memory) for _ in range(layers))
+        self.sizes["s"] = sum(recurrence.n_sums for recurrence in self.layers)  # type: ignore[misc]
+
+    def observe(
+        self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
+    ) -> Observed:
+        initial = self._begin(first[0], state)
+        continues = (~first)[..., None].to(embed.dtype)
+        logits = self.seen(embed)
+        posterior = self.latent.probabilities(logits)
+        uniforms = None
+        if sample:
+            uniforms = self.latent.uniforms(self.generator, *first.shape)
+        z = self.latent.sample(posterior, uniforms)
+        latent_action = torch.cat([z[:-1], action[:-1]], -1)
+        x = self.enter(latent_action)
+        sums = []
+        initial_sums = self._layer_sums(initial)
+        for recurrence, before in zip(self.layers, initial_sums):
+            x, after = recurrence(x, before, continues[:-1])
+            layer_sums = torch.cat([before[None], after])
+            sums.append(layer_sums)
+        memories = torch.cat([initial["h"][None], x])
+        h = memories * continues
+        s = torch.cat(sums, -1) * continues
+        prior = self.latent.probabilities(self.prior(h))
+        states = {"h": h, "z": z, "s": s}
+        return states, {"posterior": posterior, "prior": prior}
+
+    def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
+        inputs = torch.cat([state["z"], action], -1)
+        x = self.enter(inputs)[None]
+        sums = []
+        for recurrence, before in zip(self.layers, self._layer_sums(state)):
+            x, after = recurrence(x, before)
+            sums.append(after[0])
+        h = x[0]
+        latent = self._expected_latent(h, sample)
+        return {"h": h, "z": latent, "s": torch.cat(sums, -1)}
+
+    def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
+        """The sums (B, memory) of each layer."""
+        return state["s"].chunk(len(self.layers), -1)
+
+
+class Mamba(SSM):
+    """`SSM` with Mamba's selective state space as its layers: `states` sums for each of the memory's numbers.
+
+    What is written into a sum, how fast it decays and what is read from it depend on the input.
+
+        s_t = exp(D_t A) s_{t-1} + D_t B_t x_t        y_t = C_t s_t + d x_t        D_t, B_t, C_t are functions of x_t
+
+    Source: Gu & Dao 2023, arXiv 2312.00752, algorithm 2 (S6), with its discretisation, initial values and output gate;
+    Wang et al. 2025 (Drama), arXiv 2410.08893, as a world model. Differences: no short convolution in front, as it
+    needs the last three inputs in the state; the inner width is the memory's, not twice that; D_t has full rank.
+    When it fails: as `SSM`.
+    """
+
+    block = _SelectiveScan
+
+
 class SimNorm(Cell):
     """Latent "z" (..., latent), which is also the features; the cell of TD-MPC2.
 
@@ -496,8 +476,11 @@ class SimNorm(Cell):
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
     ) -> Observed:
-        latent = self.normalized(self.seen(embed))
-        return {"z": latent}, {}
+        return {"z": self.encode(embed)}, {}
+
+    def encode(self, embed: Tensor) -> Tensor:
+        """Latents (..., Z) of encoded observations (..., E)."""
+        return self.normalized(self.seen(embed))
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         latent_action = torch.cat([state["z"], action], -1)

@@ -35,7 +35,7 @@ from agents.replay.replay import Replay
 from envs.types import Options, StateDict
 from lodestar.numerics.descent import Flat, draw_integers, draw_order
 from lodestar.settings import Settings, setting
-from lodestar.state import Stateful
+from lodestar.state import Stateful, all_finite
 
 # Of every 10 blocks of 20 consecutive rows one is held out.
 BLOCK_ROWS = 20
@@ -178,10 +178,10 @@ class DynamicsEnsemble(Stateful):
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error (held-out RMSE, in deviations), model_loss, model_steps, model_failures."""
-        table, rescaled = self._table(replay)
-        if table is None:
+        if not all_finite(replay.arrays()):
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
+        table, rescaled = self._table(replay)
         rows, held_rows = split(len(table), self._scalings, self.device)
         held = table[held_rows]
         budget = self.config.first_steps if rescaled else self.config.max_steps
@@ -235,16 +235,14 @@ class DynamicsEnsemble(Stateful):
         out = self.net(inputs, self._elite)
         return out.flatten(0, 1).index_select(0, place)
 
-    def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
-        """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
+    def _table(self, replay: Replay) -> tuple[Tensor, bool]:
+        """Whitened inputs, standardised targets, terminated: (M, W); whether scalers were set."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         net = self.net
         reward = task[:, None]
         is_end = terminated[:, None].float()
         columns = [obs, action, next_obs - obs, reward, is_end]
         table = torch.cat(columns, -1)
-        if not torch.isfinite(table).all():
-            return None, False
         # Views of the table, which are standardised in place.
         inputs, targets, _ = net.columns(table)
         rescale = self._must_rescale(replay)
@@ -274,7 +272,7 @@ class DynamicsEnsemble(Stateful):
         # Each member's bootstrap of the rows, (K, M); a single member sees all.
         bootstraps = rows[None]
         if members > 1:
-            bootstraps = rows[self._random_integers(len(rows), members, len(rows))]
+            bootstraps = rows[draw_integers(self.generator, len(rows), members, len(rows))]
         best = self._flat.value.clone()
         lowest = loss = self._held_loss(held)
         total = torch.zeros((), device=self.device)
@@ -311,7 +309,7 @@ class DynamicsEnsemble(Stateful):
         """Rows (K, B, W) for each of the steps, drawn with replacement from each member's bootstrap."""
         members, n_rows = bootstraps.shape
         size = self.config.batch_size
-        places = self._random_integers(n_rows, members, steps * size)
+        places = draw_integers(self.generator, n_rows, members, steps * size)
         index = bootstraps.gather(1, places).view(members, steps, size)
         for step_index in index.transpose(0, 1).reshape(steps, -1):
             yield table.index_select(0, step_index).view(members, size, -1)
@@ -339,10 +337,6 @@ class DynamicsEnsemble(Stateful):
         for weight, piece in zip(self._weights, best.split(lengths)):
             best_weight = piece.view_as(weight)
             best_weight.copy_(torch.where(better[:, None, None], weight, best_weight))
-
-    def _random_integers(self, below: int, *shape: int) -> Tensor:
-        """Random int64 in [0, below)."""
-        return draw_integers(self.generator, below, *shape)
 
 
 class _Members(nn.Module):

@@ -63,13 +63,11 @@ class Factored(DynamicsEnsemble):
         predicted = self.step(obs, action, sample=False).next_obs
         return float((predicted != next_obs).float().mean())
 
-    def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
-        """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
+    def _table(self, replay: Replay) -> tuple[Tensor, bool]:
+        """Rows of obs, action, next_obs, reward, terminated; whether the data has doubled."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         columns = [obs, action, next_obs, task[:, None], terminated[:, None].float()]
         table = torch.cat(columns, -1)
-        if not bool(torch.isfinite(table).all()):
-            return None, False
         not_binary = ((next_obs != 0) & (next_obs != 1)).nonzero()
         if len(not_binary):
             row, entry = not_binary[0].tolist()

@@ -64,6 +64,8 @@ class _Sequences(Stateful):
     gamma: float = 0.99
     seed: int = 0
     device: str | torch.device = "cpu"
+    # How many of the `samples` the policy proposes, where there is one.
+    policy_samples: int = 0
 
     def __post_init__(self) -> None:
         self.action_size = self.encoding.action_size
@@ -88,7 +90,10 @@ class _Sequences(Stateful):
             deterministic: whether MPPI gives the mean instead of a random elite.
             warm: whether to begin with the plans of the last call, which were made for the states before these.
         """
-        mean = self._begin(obs, warm)
+        mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
+        if warm and self.mean is not None and self.mean.shape == mean.shape:
+            # The last plans, one step on.
+            mean[:, :-1] = self.mean[:, 1:]
         std = torch.full_like(mean, self.widest)
         proposed = self._propose(rollout, obs, policy)
         n_drawn = self.samples
@@ -115,16 +120,14 @@ class _Sequences(Stateful):
             return mean[:, 0].clone()
         return self._draw(best, weight, std)
 
-    def _begin(self, obs: Tensor, warm: bool) -> Tensor:
-        """The mean (B, H, A) to begin with: the last plans one step on, or zeros."""
-        mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
-        if warm and self.mean is not None and self.mean.shape == mean.shape:
-            mean[:, :-1] = self.mean[:, 1:]
-        return mean
-
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         """Sequences that the policy proposes, (B, P, H, A), or None."""
-        return None
+        if policy is None or not self.policy_samples:
+            return None
+        rows = obs.repeat_interleave(self.policy_samples, 0)
+        imagined = rollout(act=policy, obs=rows, horizon=self.horizon)
+        actions = imagined.action.transpose(0, 1)
+        return actions.unflatten(0, (len(obs), -1))
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
         """The deviation (B, H, A) that sequences are drawn with."""
@@ -198,16 +201,7 @@ class MPPI(_Sequences):
     lowest: float = 0.05
     # Above 0, per unit of return; a larger one lets fewer sequences count.
     temperature: float = 0.5
-    # How many of the `samples` the policy proposes, where there is one.
     policy_samples: int = 24
-
-    def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
-        if policy is None or not self.policy_samples:
-            return None
-        rows = obs.repeat_interleave(self.policy_samples, 0)
-        imagined = rollout(act=policy, obs=rows, horizon=self.horizon)
-        actions = imagined.action.transpose(0, 1)
-        return actions.unflatten(0, (len(obs), -1))
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight = torch.softmax(self.temperature * score, 1)

@@ -321,17 +321,12 @@ def _outcome(
     row_numbers = torch.arange(len(obs), device=obs.device)
     rows = index * len(obs) + row_numbers
 
-    def pick(x: Tensor | None, axis: int) -> Any:
+    def pick(x: Tensor | None, axis: int = 0) -> Any:
         return None if x is None else x.index_select(axis, rows)
 
     # Axis 0 of the members' predictions is that of the members.
-    outcome = Predicted(
-        next_obs=pick(outcomes.next_obs, 0),
-        reward=pick(outcomes.reward, 0),
-        terminated=pick(outcomes.terminated, 0),
-        means=pick(outcomes.means, 1),
-        stds=pick(outcomes.stds, 1),
-    )
+    members = (pick(outcomes.means, 1), pick(outcomes.stds, 1))
+    outcome = Predicted(pick(outcomes.next_obs), pick(outcomes.reward), pick(outcomes.terminated), *members)
     return outcome, keep
 
 

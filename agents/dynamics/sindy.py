@@ -121,9 +121,7 @@ class Sindy(Stateful):
         """One transition for each row; see `Dynamics`. Without `sample`, by the members' median."""
         state = self._state
         variables = self._variables(obs, action)
-        if self.members == 1:
-            out = state["coefficients"][0] @ self.library(variables)
-        elif sample:
+        if sample and self.members > 1:
             out = self._sampled_changes(variables)
         else:
             out = state["middle"] @ self.library(variables)
@@ -151,14 +149,9 @@ class Sindy(Stateful):
         if len(order) < MIN_FIT_ROWS:
             return {}
         n_held_out = min(MAX_HELD_OUT_ROWS, len(order) // 10)
-        rows = []
-        held_out = []
-        training = []
-        for column in columns:
-            x = column.to(self.device, torch.float64)[order]
-            rows.append(x)
-            held_out.append(x[:n_held_out].float())
-            training.append(x[n_held_out:])
+        rows = [column.to(self.device, torch.float64)[order] for column in columns]
+        held_out = [x[:n_held_out].float() for x in rows]
+        training = [x[n_held_out:] for x in rows]
         coefficients = self._fit_polynomials(rows, training)
         if coefficients is None:
             self.failures += 1
@@ -170,9 +163,7 @@ class Sindy(Stateful):
         metrics = self._errors(*held_out)
         if metrics["reward_r2"] < MIN_REWARD_R2:
             self.use_head = True
-            head_steps = REWARD_NET_STEPS
-            if steps is not None:
-                head_steps = min(steps, head_steps)
+            head_steps = REWARD_NET_STEPS if steps is None else min(steps, REWARD_NET_STEPS)
             self._fit_head([x.float() for x in training], head_steps)
             metrics = self._errors(*held_out)
         n_terms = float((coefficients[:, :-1] != 0).sum())
@@ -214,12 +205,11 @@ class Sindy(Stateful):
             current = torch.where(strayed[:, None], starts, current)
         return strayed.view(self.members, -1).float().mean(1)
 
-    def equations(self, names: list[str] | None = None) -> list[str]:
+    def equations(self, names: list[str]) -> list[str]:
         """Changes and reward as text, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
         state = self._state
         terms = self.library.terms
         n_variables = 1 + max(term[-1] for term in terms[1:])
-        names = names or [f"x{i}" for i in range(self.size)]
         names = [*names, *(f"u{i}" for i in range(n_variables - len(names)))]
         # The text of each variable, and what its monomials are divided by.
         variables = list(names)

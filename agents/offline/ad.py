@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.networks.sequence import Causal
-from agents.offline.cloning import Cloning, CloningConfig
+from agents.offline.cloning import Cloning, CloningConfig, StretchLoss
 from agents.offline.iql import NormalizedInputs
 from envs.recording import episodes
 from envs.transitions import Transitions
@@ -46,7 +46,7 @@ class ADConfig(CloningConfig):
     net_arch: list[int] = setting([64], "continuous actions: units of the layers behind the transformer", ">= 1")
 
 
-class AD(Cloning):
+class AD(StretchLoss, Cloning):
     """Built and loaded as `IQL` is, from histories one after the other, whose number is `data.extras["task"]` (N,).
 
     To act it needs the reward of the last step, which a caller puts into the state that `predict` returned:
@@ -58,10 +58,10 @@ class AD(Cloning):
     # An algorithm that explores is imitated with its chance.
     mode = False
 
-    def _networks(self, seed: int) -> Any:
+    def _networks(self) -> Any:
         head: Any = _Choice(self.config.width, self.own.action_size)
         if not self.own.discrete:
-            head = self._make_head(self.config.width, seed)
+            head = self._make_head(self.config.width)
         return _Context(self.own.obs_size + self.own.action_size + 2, self.config, head)
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
@@ -80,8 +80,7 @@ class AD(Cloning):
         begins = data.step[:, None] == 0
         columns = np.concatenate([self.own.vector(data.obs), begins, before], 1, dtype=np.float32)
         tokens = torch.as_tensor(columns)
-        self.net.mean.copy_(tokens.mean(0))
-        self.net.std.copy_(tokens.std(0, correction=0).clamp(min=1e-3))
+        self.net.fit(tokens)
         self._tokens = self.net.whiten(tokens.to(self.device))
         self._actions = torch.as_tensor(action, device=self.device)
         stretches = []
@@ -114,17 +113,6 @@ class AD(Cloning):
             context = f"agent.context={self.config.context} is shorter than an episode of {longest} steps"
             raise ValueError(f"{context}, so that nothing is remembered; give several times as many")
         return data[np.concatenate(rows)]
-
-    def _loss(self, rows: Tensor) -> Tensor:
-        last = rows[:, 1:]
-        offsets = torch.arange(self.config.context, device=self.device)
-        index = rows[:, :1] + offsets
-        counts = (index <= last).flatten()
-        index = index.minimum(last)
-        features = self.net(self._tokens[index]).flatten(0, 1)
-        action = self._actions[index].flatten(0, 1)
-        counts = counts[:, None].expand_as(action)
-        return self.net.head.loss(features, action, counts, self._generator)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.own.vector(obs)

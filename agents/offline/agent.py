@@ -29,7 +29,7 @@ class ActingState:
     def __init__(self, learner: IQL) -> None:
         self.learner = learner
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"net": self.learner.net.state_dict(), "beside": self.learner.extra_state()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -98,11 +98,11 @@ class OfflineAgent(BaseAgent):
 
     @classmethod
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
-        config = cls.algorithm.load(path, envs.single_observation_space, envs.single_action_space).config
-        agent = cls(envs, config, scorer=scorer, seed=seed, device=device)
-        spaces = (agent.observation_space, agent.action_space)
-        agent.learner = cls.algorithm.load(path, *spaces, seed=seed, device=device)
-        agent.policy = ActingState(agent.learner)
+        spaces = (envs.single_observation_space, envs.single_action_space)
+        learner = cls.algorithm.load(path, *spaces, seed=seed, device=device)
+        agent = cls(envs, learner.config, scorer=scorer, seed=seed, device=device)
+        agent.learner = learner
+        agent.policy = ActingState(learner)
         return agent
 
 

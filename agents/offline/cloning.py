@@ -100,14 +100,12 @@ class Cloning(IQL):
             log_std=log_std[0, 0],
         )
 
-    def _networks(self, seed: int) -> Any:
-        return self._make_head(self.encoding.obs_size, seed)
+    def _networks(self) -> Any:
+        return self._make_head(self.encoding.obs_size)
 
-    def _make_head(self, inputs: int, seed: int) -> Any:
-        actions = self.encoding.action_size
-        if self.config.head == "mixture":
-            return _Mixture(inputs, actions, self.config, seed)
-        return _Diffusion(inputs, actions, self.config, seed)
+    def _make_head(self, inputs: int) -> Any:
+        kind = _Mixture if self.config.head == "mixture" else _Diffusion
+        return kind(inputs, self.encoding.action_size, self.config, self.seed)
 
     def _copy_target(self) -> list[Any]:
         # Without values there is no target network.
@@ -139,9 +137,7 @@ class Cloning(IQL):
             at = np.array(state["at"])
         finished = np.flatnonzero(starts | (at >= length))
         if len(finished):
-            generator: torch.Generator | None = self._generator
-            if deterministic:
-                generator = None
+            generator = None if deterministic else self._generator
             places = torch.as_tensor(finished)
             chunks = self.net.draw(whitened[places], generator)
             drawn = chunks.cpu().numpy()
@@ -169,13 +165,34 @@ class Cloning(IQL):
         chunks = following.reshape(len(obs), -1)
         # What is learned from later keeps the units of the first data.
         if self._rows is None:
-            std = obs.std(0, correction=0).clamp(min=1e-3)
-            self.net.mean.copy_(obs.mean(0))
-            self.net.std.copy_(std)
+            self.net.fit(obs)
         whitened = self.net.whiten(obs.to(self.device))
         targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
         columns = self.tensor(targets)
         return torch.cat([whitened, columns], -1)
+
+
+class StretchLoss:
+    """How a `Cloning` learns from stretches: rows are the first and the last of each one, of a table of all steps."""
+
+    config: Any
+    net: Any
+    device: torch.device
+    _generator: torch.Generator
+    # What is read of each step (N, W), and the action taken in it (N, A).
+    _tokens: Tensor
+    _actions: Tensor
+
+    def _loss(self, rows: Tensor) -> Tensor:
+        last = rows[:, 1:]
+        offsets = torch.arange(self.config.context, device=self.device)
+        index = rows[:, :1] + offsets
+        counts = (index <= last).flatten()
+        index = index.minimum(last)
+        features = self.net(self._tokens[index]).flatten(0, 1)
+        action = self._actions[index].flatten(0, 1)
+        counts = counts[:, None].expand_as(action)
+        return self.net.head.loss(features, action, counts, self._generator)
 
 
 def last_rows(data: Transitions) -> np.ndarray:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.networks.sequence import Causal
-from agents.offline.cloning import last_rows
+from agents.offline.cloning import StretchLoss, last_rows
 from agents.offline.iql import NormalizedInputs
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.transitions import Transitions
@@ -36,13 +36,13 @@ class DTConfig(RCSLConfig):
     net_arch: list[int] = setting([64], "units of the hidden layers behind the transformer [none]", ">= 1")
 
 
-class DT(RCSL):
+class DT(StretchLoss, RCSL):
     """Built and loaded as `RCSL` is; its state between calls is each row's last K steps."""
 
     Config = DTConfig
 
-    def _make_head(self, inputs: int, seed: int) -> Any:
-        head = super()._make_head(self.config.width, seed)
+    def _make_head(self, inputs: int) -> Any:
+        head = super()._make_head(self.config.width)
         return _Sequence(self.own.obs_size, self.own.action_size, self.config, head)
 
     def _condition(self, data: Transitions) -> Tensor:
@@ -54,21 +54,10 @@ class DT(RCSL):
         if context > longest:
             raise ValueError(f"agent.context={context} is longer than all episodes; give at most {longest}")
         # Without the column that says which actions count.
-        self._table_of_steps = table[:, : -self.own.action_size]
+        self._tokens = table[:, : -self.own.action_size]
+        self._actions = self._tokens[:, -self.own.action_size :]
         rows = np.stack([np.arange(len(last)), last], 1)
         return self.tensor(rows)
-
-    def _loss(self, rows: Tensor) -> Tensor:
-        size = self.own.action_size
-        last = rows[:, 1:]
-        offsets = torch.arange(self.config.context, device=self.device)
-        index = rows[:, :1] + offsets
-        window = self._table_of_steps[index.minimum(last)]
-        counts = (index <= last).flatten()
-        counts = counts[:, None].expand(-1, size)
-        features = self.net(window).flatten(0, 1)
-        action = window[..., -size:].flatten(0, 1)
-        return self.net.head.loss(features, action, counts, self._generator)
 
     def _act(self, inputs: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         count, width = inputs.shape

@@ -10,6 +10,7 @@ When it fails: it is as blind as the policy's own critics to actions that the re
 leaves the recording can look good. Values of policies with a memory, as chunks of actions, are those of its first step.
 """
 
+import copy
 import operator
 from typing import Any
 
@@ -86,10 +87,8 @@ def _fit(
     """Networks of values (K, B, 1) of states and actions (B, I), after so many minibatches of these rows (N, ...)."""
     q = Stacked(FITTED_NETWORKS, inputs.shape[1], FITTED_UNITS, 1, norm="layer", seed=seed)
     flat = Flat.of_parameters(list(q.parameters()))
-    target_flat = flat.value.clone()
-    sizes = [parameter.numel() for parameter in q.parameters()]
-    pieces = target_flat.split(sizes)
-    target = [piece.view_as(like) for piece, like in zip(pieces, q.parameters())]
+    target = copy.deepcopy(q)
+    target_flat = Flat.of_parameters(list(target.parameters()))
     # A sum of rewards cannot leave this range, which contains 0, the value of an end.
     horizon = 1 / max(1 - gamma, 1e-6)
     lowest = float(reward.min().clamp(max=0)) * horizon
@@ -98,10 +97,10 @@ def _fit(
     for _ in range(steps):
         rows = draw_integers(generator, len(inputs), FITTED_BATCH)
         with torch.no_grad():
-            next_value = q(following[rows], target).mean(0)[:, 0]
+            next_value = target(following[rows]).mean(0)[:, 0]
             goal = reward[rows] + discount[rows] * next_value
             goal = goal.clamp(lowest, highest)
         error = q(inputs[rows])[..., 0] - goal
         flat.descend(error.square().mean(), FITTED_RATE, MAX_FITTED_GRAD_NORM)
-        target_flat.lerp_(flat.value, FITTED_TAU)
+        target_flat.value.lerp_(flat.value, FITTED_TAU)
     return q

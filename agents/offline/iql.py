@@ -29,7 +29,7 @@ from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.networks.policy_layers import CriticKind, DenseLayer, PolicyLayers
 from agents.predictor import Predictor
 from envs.transitions import Transitions
-from envs.types import Obs
+from envs.types import Obs, Options, StateDict
 from lodestar.mappings import map_values
 from lodestar.numerics.descent import Flat, draw_integers
 from lodestar.settings import Settings, setting
@@ -73,14 +73,12 @@ def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
     return torch.where(gap < 0, 1 - expectile, expectile) * gap.square()
 
 
-def gumbel_loss(gap: Tensor, temperature: float, clip: float | None, *, rescaled: bool = False) -> Tensor:
-    """XQL's e^z - z - 1 of z = min(gap / temperature, clip), elementwise; times e^-max(z) if `rescaled`."""
+def gumbel_loss(gap: Tensor, temperature: float, clip: float | None) -> Tensor:
+    """XQL's e^z - z - 1 of z = min(gap / temperature, clip), elementwise; times e^-max(z), so that it is finite."""
     z = gap / temperature
     if clip is not None:
         z = z.clamp(max=clip)
-    largest = z.new_zeros(())
-    if rescaled:
-        largest = z.detach().amax().clamp(min=-1)
+    largest = z.detach().amax().clamp(min=-1)
     return torch.exp(z - largest) - (z + 1) * torch.exp(-largest)
 
 
@@ -107,6 +105,10 @@ def refuse_spaces(name: str, observation_space: gym.Space, action_space: gym.Spa
     is_box = isinstance(action_space, spaces.Box) and action_space.is_bounded()
     if not isinstance(action_space, spaces.Discrete) and not is_box:
         raise ValueError(f"{name} cannot choose actions from {action_space}; give Discrete or a bounded Box")
+
+
+# Weights (K, in, out) and biases (K, 1, out) of the layers of K networks.
+Layers = list[tuple[Tensor, Tensor]]
 
 
 class IQL(Predictor):
@@ -151,12 +153,12 @@ class IQL(Predictor):
         # torch draws initial weights from its global generator.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.net = self._networks(seed).to(self.device)
+            self.net = self._networks().to(self.device)
         self.policy = self.net
         self._flat = self._flatten()
         self._target = self._copy_target()
         # What a file holds beside weights and configuration.
-        self.kept: dict[str, Any] = {}
+        self.kept: StateDict = {}
         self._rows: Tensor | None = None
         if data is not None:
             self._rows = self._table(data, signal)
@@ -166,10 +168,10 @@ class IQL(Predictor):
         learned = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
         return Flat.of_parameters(learned)
 
-    def extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> StateDict:
         return self.kept
 
-    def keep(self, kept: dict[str, Any]) -> None:
+    def keep(self, kept: StateDict) -> None:
         """Take over what `beside` gave a file."""
         self.kept = kept
 
@@ -228,12 +230,15 @@ class IQL(Predictor):
 
     def _critics(self) -> list[Tensor]:
         """Weights and biases of both Q, in the rewards' own units; none where Q is no discounted reward."""
-        is_scaled = self.config.normalize_reward if self.has_values else False
+        if not self.has_values:
+            return []
+        unit: float | None = 1.0
+        if self.config.normalize_reward:
+            unit = self.kept.get("reward_deviation")
         # Files of before these were kept do not know the unit of their Q.
-        if not self.has_values or (is_scaled and "reward_deviation" not in self.kept):
+        if unit is None:
             return []
         critics = [tensor for layer in self.net.layers(Q) for tensor in layer]
-        unit = self.kept["reward_deviation"] if is_scaled else 1.0
         for place in (-2, -1):
             outputs = critics[place] * unit
             # Without choices the value is the first output of as many as an action has numbers.
@@ -250,7 +255,7 @@ class IQL(Predictor):
         seed: int = 0,
         device: str = "cpu",
     ) -> Self:
-        def build(config: dict[str, Any]) -> Any:
+        def build(config: Options) -> Any:
             return cls(cls.Config(**config), observation_space, action_space, seed=seed, device=device)
 
         model, kept = cls._from_file(path, build, "these spaces")
@@ -312,8 +317,7 @@ class IQL(Predictor):
         if config.value_loss == "expectile":
             return expectile_loss(gap, config.expectile).mean()
         if config.value_loss == "gumbel":
-            loss = gumbel_loss(gap, config.temperature, config.gumbel_clip, rescaled=True)
-            return loss.mean()
+            return gumbel_loss(gap, config.temperature, config.gumbel_clip).mean()
         if config.value_loss == "chi_square":
             return chi_square_loss(gap, config.level).mean()
         return quantile_loss(gap, config.level).mean()
@@ -335,10 +339,10 @@ class IQL(Predictor):
         """Numbers behind an observation that the networks read, too."""
         return 0
 
-    def _networks(self, seed: int) -> Any:
+    def _networks(self) -> Any:
         return _Networks(self.encoding, self.config.net_arch, self.config.squash)
 
-    def _copy_target(self) -> list[tuple[Tensor, Tensor]]:
+    def _copy_target(self) -> Layers:
         layers = self.net.layers(Q)
         return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
 
@@ -348,9 +352,7 @@ class IQL(Predictor):
         signal = self._scale_signal(signal)
         obs = torch.tensor(self.encoding.vector(data.obs))
         next_obs = torch.tensor(self.encoding.vector(data.next_obs))
-        both = torch.cat([obs, next_obs])
-        self.net.mean.copy_(both.mean(0))
-        self.net.std.copy_(both.std(0).clamp(min=1e-3))
+        self.net.fit(torch.cat([obs, next_obs]), correction=1)
         continues = ~np.asarray(data.terminated, bool)
         numbers = np.stack([signal, continues], -1)
         action = self.encoding.encode(data.action)
@@ -409,6 +411,11 @@ class NormalizedInputs(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("std", torch.ones(width))
 
+    def fit(self, rows: Tensor, correction: int = 0) -> None:
+        """Learn the moments of rows (N, D)."""
+        self.mean.copy_(rows.mean(0))
+        self.std.copy_(rows.std(0, correction=correction).clamp(min=1e-3))
+
     def whiten(self, vector: Tensor) -> Tensor:
         return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
@@ -421,7 +428,7 @@ class _Networks(NormalizedInputs):
 
     reads: Tensor
 
-    def __init__(self, encoding: SpaceEncoding, net_arch: list[int], squash: bool = True) -> None:
+    def __init__(self, encoding: SpaceEncoding, net_arch: list[int], squash: bool) -> None:
         width = encoding.obs_size
         actions = encoding.action_size
         super().__init__(width)
@@ -442,8 +449,8 @@ class _Networks(NormalizedInputs):
         reads[2:, :, width:] = 0
         self.register_buffer("reads", reads, persistent=False)
 
-    def layers(self, nets: slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
-        """Weights (K, in, out) and biases (K, 1, out) of some of the networks, as views."""
+    def layers(self, nets: slice = slice(None)) -> Layers:
+        """Of some of the networks, as views."""
         return [(weight[nets], bias[nets]) for weight, bias in zip(self.weights, self.biases)]
 
     def inputs(self, obs: Tensor, action: Tensor, nets: slice = slice(None)) -> Tensor:
@@ -479,7 +486,7 @@ class _Networks(NormalizedInputs):
         return -(0.5 * scaled.square() + log_std).sum(-1, keepdim=True)
 
 
-def run(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+def run(layers: Layers, x: Tensor) -> Tensor:
     """(K, B, in) through K networks -> (K, B, out)."""
     for weight, bias in layers[:-1]:
         x = torch.baddbmm(bias, x, weight).relu_()

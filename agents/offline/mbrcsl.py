@@ -70,10 +70,7 @@ class MBRCSL(RCSL):
             recorded.terminated,
             recorded.step,
         )
-        table = []
-        for column in columns:
-            numbers = np.asarray(column, np.float32)
-            table.append(self.tensor(numbers))
+        table = [self.tensor(np.asarray(column, np.float32)) for column in columns]
         place: dict[str, Any] = {"seed": self.seed, "device": str(self.device)}
         settings = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
         model = DynamicsEnsemble(self.own, settings, **place)

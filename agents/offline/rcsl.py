@@ -21,7 +21,7 @@ from agents.dynamics.rollout import RewardHead
 from agents.offline.cloning import Cloning, CloningConfig
 from envs.recording import episodes
 from envs.transitions import Transitions
-from envs.types import Obs
+from envs.types import Obs, StateDict
 from lodestar.settings import setting
 
 # Minibatches of the network that predicts rewards, at most.
@@ -54,10 +54,10 @@ class RCSL(Cloning):
         self.worth.fit(x, y, min(steps, MAX_REWARD_STEPS))
         return {**metrics, "target": self.asks["target"]}
 
-    def extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> StateDict:
         return {**self.asks, "worth": self.worth.state_dict()}
 
-    def keep(self, kept: dict[str, Any]) -> None:
+    def keep(self, kept: StateDict) -> None:
         self.worth.load_state_dict(kept.pop("worth"))
         self.asks = kept
 
@@ -65,13 +65,13 @@ class RCSL(Cloning):
         # The return-to-go stands behind the observation.
         return 1
 
-    def _networks(self, seed: int) -> Any:
+    def _networks(self) -> Any:
         # The return that is asked for, and the least and largest return-to-go of the data.
         self.asks = {"target": 0.0, "low": 0.0, "high": 0.0}
         # Predicts the reward of obs, action and next_obs.
         inputs = 2 * self.own.obs_size + self.own.action_size
-        self.worth = RewardHead(inputs, seed=seed, device=self.device)
-        return super()._networks(seed)
+        self.worth = RewardHead(inputs, seed=self.seed, device=self.device)
+        return super()._networks()
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         reward, data = self._select_valid(data, signal)
@@ -102,9 +102,7 @@ class RCSL(Cloning):
             target = float(np.quantile(returns, self.asked))
         elif not low <= target <= high:
             raise ValueError(f"agent.target={target:g} is out of range; episodes returned {low:g} to {high:g}")
-        low_to_go = float(to_go.min())
-        high_to_go = float(to_go.max())
-        self.asks = {"target": target, "low": low_to_go, "high": high_to_go}
+        self.asks = {"target": target, "low": float(to_go.min()), "high": float(to_go.max())}
         obs = np.concatenate([data.obs, to_go[:, None]], -1)
         return super()._table(data.replace(obs=obs), None)
 

@@ -25,11 +25,11 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import Behaviour, ImagActorCritic, descend
-from agents.world_model.model import LatentModel, Replayed
+from agents.world_model.imag_ac import Behaviour, ImagActorCritic, descend, one_hot_argmax
+from agents.world_model.model import LatentModel, Pixels, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
-from envs.transitions import Transitions, join
+from envs.transitions import Transitions, stack
 from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.mappings import map_values, take_rows
 from lodestar.numerics.descent import Flat, draw_uniform
@@ -178,14 +178,13 @@ class WorldModel(BaseAgent):
         uniform = draw_uniform(self.learner.generator, *action.shape)
         if not self.encoding.discrete:
             return 2 * uniform - 1
-        largest = uniform.argmax(-1, keepdim=True)
-        return torch.zeros_like(uniform).scatter_(-1, largest, 1.0)
+        return one_hot_argmax(uniform)
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False, seek: bool = False) -> Any:
         vector, pixels = self._read(obs)
         return self.learner.think(vector, pixels, self.tensor(began), state, deterministic, seek)
 
-    def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+    def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, Pixels]:
         """Numbers (*leading axes, D) and images of observations."""
         images = self.encoding.pixels(obs)
         pixels = map_values(self.tensor, images)
@@ -210,18 +209,15 @@ class WorldModel(BaseAgent):
         """The reward head's predictions for the valid steps of this rollout, in time order."""
         batches, actions = zip(*self._recent)
         action = torch.stack(actions)
-        # Time is the first axis, environments are the second.
-        obs = join(np.stack, [batch.obs for batch in batches])
-        step = np.stack([batch.step for batch in batches])
-        valid = np.stack([batch.valid for batch in batches])
-        vector, pixels = self._read(obs, leading=2)
+        rollout = stack(list(batches))
+        vector, pixels = self._read(rollout.obs, leading=2)
         world = self.learner.world
         embed = world.encoder(vector, pixels)
-        first = self.tensor((step == 0) & valid)
+        first = self.tensor((rollout.step == 0) & rollout.valid)
         states, _ = world.cell.observe(embed, action, first)
         features = world.cell.features(states)
         rewards = world.reward(features, action)
-        return rewards[self.tensor(valid)]
+        return rewards[self.tensor(rollout.valid)]
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
@@ -229,9 +225,7 @@ class WorldModel(BaseAgent):
         if self._usual and gap > max(MIN_HEAD_GAP, HEAD_GAP_JUMP * self._usual):
             self.learner.refit(self.replay)
             self.refits += 1
-        rate = 1.0
-        if self._usual:
-            rate = HEAD_GAP_RATE
+        rate = HEAD_GAP_RATE if self._usual else 1.0
         self._usual += rate * (gap - self._usual)
         return gap
 
@@ -259,18 +253,13 @@ class WorldModel(BaseAgent):
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         super().dump_logs(iteration)
 
-    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The state is the cell's and the behaviour's, float32 (B, S)."""
-        n = len(starts)
-        parts = self.learner.initial(n)
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """The state is the cell's and the behaviour's, float32 (B, ...) each."""
+        parts = self.learner.initial(len(starts))
         if state is not None:
-            lengths = [part[0].numel() for part in parts.values()]
-            columns = self.tensor(state).split(lengths, -1)
-            for name, column in zip(list(parts), columns):
-                parts[name] = column.reshape(parts[name].shape)
+            parts = map_values(self.tensor, state)
         action, next_state = self._think(obs, starts, parts, deterministic)
-        flat_parts = [next_state[name].reshape(n, -1) for name in parts]
-        memory = torch.cat(flat_parts, -1).cpu().numpy()
+        memory = {name: part.cpu().numpy() for name, part in next_state.items()}
         return self.encoding.decode(action.cpu().numpy()), memory
 
     def set_state(self, state: StateDict) -> None:
@@ -333,7 +322,7 @@ class WorldLearner(nn.Module):
     def think(
         self,
         vector: Tensor,
-        pixels: dict[str, Tensor],
+        pixels: Pixels,
         first: Tensor,
         state: State,
         deterministic: bool = False,

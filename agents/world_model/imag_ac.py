@@ -18,6 +18,7 @@ import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.dynamics.cells import State, mlp
@@ -25,7 +26,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import TwoHot
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.model import LatentModel, Replayed, value_net, weighted_mean
+from agents.world_model.model import LatentModel, Losses, Replayed, value_net, weighted_mean
 from lodestar.numerics.descent import Flat
 
 # Share of a discrete policy that is uniform, so that no action dies out.
@@ -44,6 +45,12 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: flo
         returns.append(base[t] + lambda_ * discount[t] * returns[-1])
     # From the first step to the last one that has a reward.
     return torch.stack(returns[:0:-1])
+
+
+def one_hot_argmax(scores: Tensor) -> Tensor:
+    """1 at the largest score (..., A) and 0 elsewhere."""
+    best = F.one_hot(scores.argmax(-1), scores.shape[-1])
+    return best.to(scores.dtype)
 
 
 class ReturnRange(nn.Module):
@@ -69,6 +76,10 @@ class ReturnRange(nn.Module):
         self.known.fill_(1.0)
 
 
+# Log-probabilities (..., A) and None; or mean and standard deviation, (..., A) each.
+Distribution = tuple[Tensor, Tensor | None]
+
+
 class LatentPolicy(nn.Module):
     """A distribution over actions (A): one-hot with a uniform share, or a Gaussian with its mean in [-1, 1]."""
 
@@ -80,8 +91,7 @@ class LatentPolicy(nn.Module):
         outputs = action_size if discrete else 2 * action_size
         self.net = mlp(inputs, hidden, outputs, 0.01, layers=2)
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(..., F) -> log-probabilities (..., A) and None; or mean and standard deviation, (..., A) each."""
+    def forward(self, features: Tensor) -> Distribution:
         out = self.net(features)
         if self.discrete:
             learned = (1 - UNIFORM_SHARE) * torch.softmax(out, -1)
@@ -90,20 +100,20 @@ class LatentPolicy(nn.Module):
         smallest, largest = STD
         return torch.tanh(mean), smallest + (largest - smallest) * torch.sigmoid(std)
 
-    def sample(self, distribution: tuple[Tensor, Tensor | None], generator: torch.Generator) -> Tensor:
+    def sample(self, distribution: Distribution, generator: torch.Generator) -> Tensor:
         """A random action (..., A): one-hot, or numbers that may leave [-1, 1], differentiable."""
         out, std = distribution
         if std is not None:
             return out + std * torch.empty_like(out).normal_(generator=generator)
         # Gumbel noise, minus the logarithm of exponential numbers: its largest sum with the logits is a sample.
         noise = torch.empty_like(out).exponential_(generator=generator).clamp_(min=1e-20)
-        return self._one_hot(out - noise.log_())
+        return one_hot_argmax(out - noise.log_())
 
-    def mode(self, distribution: tuple[Tensor, Tensor | None]) -> Tensor:
+    def mode(self, distribution: Distribution) -> Tensor:
         out, std = distribution
-        return out if std is not None else self._one_hot(out)
+        return out if std is not None else one_hot_argmax(out)
 
-    def log_prob(self, distribution: tuple[Tensor, Tensor | None], action: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob(self, distribution: Distribution, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of an action and the entropy, both (...,)."""
         out, std = distribution
         if std is None:
@@ -114,10 +124,6 @@ class LatentPolicy(nn.Module):
         scaled = (action - out) / std
         log_prob = (-0.5 * scaled.square() - log_std - constant).sum(-1)
         return log_prob, (log_std + 0.5 + constant).sum(-1)
-
-    def _one_hot(self, scores: Tensor) -> Tensor:
-        largest = scores.argmax(-1, keepdim=True)
-        return torch.zeros_like(scores).scatter_(-1, largest, 1.0)
 
 
 def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *names: str) -> None:
@@ -199,7 +205,7 @@ class ImagActorCritic(Behaviour):
         """(..., F) -> (...,)."""
         return self.head.value(self.critic(features))
 
-    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
+    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> Losses:
         """Imagine from some of the replayed states, and take a gradient step; metrics."""
         config = self.config
         starts = self._starts(replayed)
@@ -286,7 +292,7 @@ class ImagActorCritic(Behaviour):
 
     def _bound_action(self, action: Tensor) -> Tensor:
         """The action (..., A) that the model is given: the Gaussian's numbers may leave [-1, 1]."""
-        return action if self.policy.discrete else action.clamp(-1, 1)
+        return action if self.discrete else action.clamp(-1, 1)
 
     def _starts(self, replayed: Replayed) -> Tensor:
         """Rows to begin from, drawn among those that are valid."""

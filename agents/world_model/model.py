@@ -38,7 +38,6 @@ from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.uncertainty import Uncertainty
 from envs.transitions import map_obs
-from lodestar.mappings import take_rows
 from lodestar.numerics.descent import Flat
 
 # Channels after the first convolution, and after the others.
@@ -51,6 +50,11 @@ MIN_SIDE_STRIDE_2 = 8
 MAX_INFONCE_ROWS = 256
 # The loss of each further unrolled step weighs this many times that of the step before.
 DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}
+
+# Key -> uint8 (..., C, H, W).
+Pixels = dict[str, Tensor]
+# Name -> a number, (): what is learned from, and what else is logged.
+Losses = dict[str, Tensor]
 
 
 class Replayed(NamedTuple):
@@ -118,40 +122,33 @@ class LatentModel(nn.Module):
         # Target copies, which `catch_up` sets.
         self.slow = None
         if config.behaviour == "td3":
-            encoder = copy.deepcopy(self.encoder)
-            copies = {"encoder": encoder, "cell": copy.deepcopy(self.cell)}
-            self.slow = nn.ModuleDict(copies)
+            self.slow = copy.deepcopy(self._encoding_networks())
         # Detached losses of the last `loss`.
-        self.metrics: dict[str, Tensor] = {}
+        self.metrics: Losses = {}
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
+        model = []
+        for name, parameter in self.named_parameters():
+            # Target copies do not learn.
+            if not name.startswith(("reward_net.", "slow.")):
+                model.append(parameter)
         reward = list(self.reward_net.parameters())
-        excluded = {id(p) for p in reward}
-        if self.slow is not None:
-            excluded |= {id(p) for p in self.slow.parameters()}
-        model = [p for p in self.parameters() if id(p) not in excluded]
         return {"model": Flat.of_parameters(model), "reward": Flat.of_parameters(reward)}
 
-    @torch.no_grad()
+    def _encoding_networks(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"encoder": self.encoder, "cell": self.cell})
+
     def catch_up(self) -> None:
         """Copy the weights to the target copies."""
         assert self.slow is not None
-        for name, network in (("encoder", self.encoder), ("cell", self.cell)):
-            targets = self.slow[name].parameters()
-            for target, parameter in zip(targets, network.parameters()):
-                target.copy_(parameter)
+        self.slow.load_state_dict(self._encoding_networks().state_dict())
 
-    def encode(self, vector: Tensor, pixels: dict[str, Tensor], slow: bool = False) -> State:
-        """States (B, ...) of observations (B, D), for a cell without memory."""
-        networks: Any = {"encoder": self.encoder, "cell": self.cell}
-        if slow and self.slow is not None:
-            networks = self.slow
-        embed = networks["encoder"](vector, pixels)[None]
-        no_action = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
-        nowhere = no_action[..., 0] > 0
-        states, _ = networks["cell"].observe(embed, no_action, nowhere)
-        return take_rows(states, 0)
+    def encode(self, vector: Tensor, pixels: Pixels, slow: bool = False) -> Tensor:
+        """Latents (B, Z) of observations (B, D), for a cell without memory."""
+        networks: Any = self.slow if slow and self.slow is not None else self._encoding_networks()
+        embed = networks["encoder"](vector, pixels)
+        return networks["cell"].encode(embed)
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
         """The reward of a step, as it is now: (..., F), (..., A) -> (...,)."""
@@ -204,15 +201,12 @@ class LatentModel(nn.Module):
         features = self.cell.features(states)
         return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
 
-    def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
+    def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> Losses:
         config = self.config
-        weight = seq.valid.to(seq.reward.dtype)
+        weight = seq.valid
         features = self.cell.features(states)
         losses = self._heads(features, seq.action, seq.reward, seq.terminated, weight)
-        kl = self.cell.kl(stats)
-        if kl is None:
-            return losses
-        dyn, rep = kl
+        dyn, rep = self.cell.kl(stats)
         if self.budget is not None:
             losses["kl"] = self.budget(weighted_mean(dyn, weight), weighted_mean(rep, weight))
         elif config.kl != "none":
@@ -220,15 +214,18 @@ class LatentModel(nn.Module):
             losses["kl"] = weighted_mean(nats, weight)
         return losses
 
-    def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
+    def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[Losses, State]:
         """Losses of the latents, rewards and ends that are predicted from each first step, z (1, B, Z)."""
         config = self.config
         steps = config.unroll
         later_z = self._encode_later_steps(seq, z)
         encoded = torch.cat([z, later_z])
         action = seq.action[:steps]
-        predicted = self.cell.unroll({"z": z[0]}, action)
-        ahead = torch.cat([z, predicted["z"]])
+        latents = [z[0]]
+        for step_action in action:
+            predicted = self.cell.step({"z": latents[-1]}, step_action)
+            latents.append(predicted["z"])
+        ahead = torch.stack(latents)
         # The next observation follows this step's action.
         linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]
         # A prediction counts while all steps before it are linked.
@@ -255,7 +252,7 @@ class LatentModel(nn.Module):
         later = slice_steps(seq, 1, None)
         vector = later.vector.flatten(0, 1)
         pixels = map_obs(lambda image: image.flatten(0, 1), later.pixels)
-        latents = self.encode(vector, pixels, slow=True)["z"]
+        latents = self.encode(vector, pixels, slow=True)
         return latents.view(-1, *z.shape[1:])
 
     def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
@@ -269,18 +266,17 @@ class LatentModel(nn.Module):
             "continue": self.config.continue_weight * weighted_mean(ends, weight),
         }
 
-    def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
+    def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> Losses:
         """Losses that shape the latent by what the file's table names, each where its weight is not 0."""
         config = self.config
-        losses: dict[str, Tensor] = {}
+        losses: Losses = {}
         features = self.cell.features(states)
         if self.decoder is not None:
             inputs = features
             if isinstance(self.cell, SSM):
                 inputs = states["z"]
             error = self.decoder.loss(inputs, seq.vector, seq.pixels)
-            valid = seq.valid.to(error.dtype)
-            losses["recon"] = config.recon * weighted_mean(error, valid)
+            losses["recon"] = config.recon * weighted_mean(error, seq.valid)
         if self.project is not None:
             rows = torch.nonzero(seq.valid.flatten()).flatten()
             projected = self.project(features).flatten(0, 1)[rows]
@@ -291,15 +287,13 @@ class LatentModel(nn.Module):
                 agreement = infonce(projected[:MAX_INFONCE_ROWS], target[:MAX_INFONCE_ROWS])
                 losses["infonce"] = config.infonce * agreement
         linked = seq.valid[:-1] & ~seq.first[1:]
+        action = seq.action[:-1]
         if self.uncertainty is not None:
-            action = seq.action[:-1]
             error = self.uncertainty.loss(features[:-1], action, states["z"][1:])
-            losses["uncertainty"] = weighted_mean(error, linked.to(error.dtype))
+            losses["uncertainty"] = weighted_mean(error, linked)
         if self.empowerment is not None:
-            action = seq.action[:-1]
             log_prob = self.empowerment.log_prob(features[:-1], features[1:], action)
-            mean_log_prob = weighted_mean(log_prob, linked.to(features.dtype))
-            losses["empowerment"] = -config.empowerment * mean_log_prob
+            losses["empowerment"] = -config.empowerment * weighted_mean(log_prob, linked)
         return losses
 
 
@@ -341,7 +335,7 @@ class ObservationEncoder(nn.Module):
             width += math.prod(_sizes(shape)[-1])
         self.join = layer(width, size)
 
-    def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
+    def forward(self, vector: Tensor, pixels: Pixels) -> Tensor:
         leading = vector.shape[:-1]
         flat = vector.reshape(math.prod(leading), self.numbers)
         parts = []
@@ -370,7 +364,7 @@ class ObservationDecoder(nn.Module):
         for key, shape in encoding.images.items():
             self.images[f"image_{key}"] = _deconvolutions(features, shape)
 
-    def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, features: Tensor) -> tuple[Tensor, Pixels]:
         leading = features.shape[:-1]
         flat = features.reshape(-1, features.shape[-1])
         if self.numbers:
@@ -384,7 +378,7 @@ class ObservationDecoder(nn.Module):
             pixels[key.removeprefix("image_")] = image.view(*leading, *shape)
         return vector, pixels
 
-    def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
+    def loss(self, features: Tensor, vector: Tensor, pixels: Pixels) -> Tensor:
         """Squared error of all numbers and pixels, summed: (..., F), the observation -> (...,)."""
         decoded, images = self(features)
         error = (decoded - symlog(vector)).square().sum(-1)
@@ -457,16 +451,15 @@ def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Ten
 
 
 def _standardize(x: Tensor) -> Tensor:
-    x = x.flatten(0, -2)
     x = x - x.mean(0)
     variance = x.square().mean(0)
     return x * torch.rsqrt(variance + 1e-8)
 
 
 def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tensor:
-    """Mean cross-entropy, 0 to log N, of finding each row's target among all by the cosines of (..., E) rows."""
-    x = F.normalize(projected.flatten(0, -2), dim=-1)
-    y = F.normalize(target.flatten(0, -2), dim=-1)
+    """Mean cross-entropy, 0 to log N, of finding each row's target among all by the cosines of rows (N, E)."""
+    x = F.normalize(projected, dim=-1)
+    y = F.normalize(target, dim=-1)
     cosines = x @ y.T
     # Each row's own target stands on the diagonal.
     labels = torch.arange(len(x), device=x.device)
@@ -492,14 +485,10 @@ class KLBudget(nn.Module):
         self.balance = balance
         self.register_buffer("log_beta", torch.tensor(math.log(beta)))
 
-    @property
-    def beta(self) -> Tensor:
-        return self.log_beta.exp()
-
     def forward(self, dyn: Tensor, rep: Tensor) -> Tensor:
         """The loss of mean divergences (0-d), and one step of the dual: call it once for each step of the model."""
         nats_over_budget = self.balance * dyn + (1 - self.balance) * rep - self.budget
-        loss = self.beta * nats_over_budget
+        loss = self.log_beta.exp() * nats_over_budget
         with torch.no_grad():
             step = torch.nan_to_num(nats_over_budget).clamp(-1, 1)
             self.log_beta += self.learning_rate * step

@@ -27,7 +27,7 @@ from agents.networks.heads import TwoHot
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, ReturnRange
-from agents.world_model.model import DECAY, LatentModel, Replayed, weighted_mean
+from agents.world_model.model import DECAY, LatentModel, Losses, Replayed, weighted_mean
 from lodestar.numerics.descent import draw_order
 
 # Critics that are drawn each time a value is read.
@@ -120,7 +120,7 @@ class LatentMPC(Behaviour):
         has_target = linked | (terminated > 0)
         return weighted_mean(loss, weight * has_target)
 
-    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
+    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> Losses:
         """One step of the policy, which ascends the values; the critics learn with the model. Returns metrics."""
         config = self.config
         z = replayed.features
@@ -147,18 +147,13 @@ class LatentMPC(Behaviour):
         }
 
     def _draw_values(self, q: Stacked, z: Tensor, action: Tensor) -> Tensor:
-        """Values by two critics drawn at random, (2, ...)."""
+        """Values by two critics drawn at random, (2, ...), without gradients to their weights."""
         inputs = torch.cat([z, action], -1)
-        logits = self._subset(q, inputs)
-        return self.head.value(logits)
-
-    def _subset(self, q: Stacked, inputs: Tensor) -> Tensor:
-        """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""
         order = draw_order(self.generator, self.config.critics)
         critics = order[:N_CRITICS_READ]
         weights = [p.detach()[critics] for p in q.weights()]
         logits = q(inputs.flatten(0, -2), weights)
-        return logits.unflatten(1, inputs.shape[:-1])
+        return self.head.value(logits.unflatten(1, inputs.shape[:-1]))
 
     def _sample(self, z: Tensor) -> Tensor:
         distribution = self.policy(z)

@@ -24,10 +24,10 @@ from agents.dynamics.cells import State, mlp
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.imag_ac import Behaviour
-from agents.world_model.model import LatentModel, Replayed, weighted_mean
+from agents.world_model.imag_ac import Behaviour, one_hot_argmax
+from agents.world_model.model import LatentModel, Losses, weighted_mean
 from envs.transitions import map_obs
-from lodestar.numerics.descent import draw_integers, draw_uniform
+from lodestar.numerics.descent import draw_integers, draw_normal, draw_uniform
 
 # Deviation of the noise on target actions, and where it is cut.
 TARGET_NOISE_STD = 0.2
@@ -99,10 +99,10 @@ class LatentTD3(Behaviour):
             noise = 0.0
         if not self.discrete:
             action = torch.tanh(self.policy(z))
-            action = action + noise * self._normal(action)
+            action = action + noise * draw_normal(self.generator, *action.shape)
             return action.clamp(-1, 1), memory
         values = self._values(world.cell, self.q, z)
-        action = self._greedy_action(values.mean(0))
+        action = one_hot_argmax(values.mean(0))
         if noise:
             generator = self.generator
             chance = draw_uniform(generator, len(z), 1)
@@ -122,12 +122,11 @@ class LatentTD3(Behaviour):
         scale = torch.where(size > 0, size, self.scale)
         self.scale.copy_(scale)
 
-    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
+    def update(self, world: LatentModel, seq: Sequences) -> Losses:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
-        seq = sequences
         with torch.no_grad():
             pixels = map_obs(lambda image: image[0], seq.pixels)
-            z = world.encode(seq.vector[0], pixels)["z"]
+            z = world.encode(seq.vector[0], pixels)
             target, known = self._value_targets(world, seq)
             zsa = joint_hidden(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
@@ -155,7 +154,7 @@ class LatentTD3(Behaviour):
         columns = torch.arange(len(total), device=total.device)
         next_vector = seq.vector[last, columns]
         next_pixels = map_obs(lambda image: image[last, columns], seq.pixels)
-        next_z = world.encode(next_vector, next_pixels, slow=True)["z"]
+        next_z = world.encode(next_vector, next_pixels, slow=True)
         next_value = self._next_value(slow["cell"], next_z)
         target = total + discount * next_value * self.slow_scale
         return target / self.scale, known
@@ -176,10 +175,10 @@ class LatentTD3(Behaviour):
         """Values of latents (B, Z) by the slow networks: (B,)."""
         if self.discrete:
             values = self._values(cell, self.slow_q, z)
-            best_action = self._greedy_action(values.mean(0))
+            best_action = one_hot_argmax(values.mean(0))
             return (values.amin(0) * best_action).sum(-1)
         action = torch.tanh(self.slow_policy(z))
-        noise = TARGET_NOISE_STD * self._normal(action)
+        noise = TARGET_NOISE_STD * draw_normal(self.generator, *action.shape)
         noise = noise.clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)
         action = (action + noise).clamp(-1, 1)
         zsa = joint_hidden(cell, z, action)
@@ -193,13 +192,6 @@ class LatentTD3(Behaviour):
         latents = z.repeat_interleave(self.action_size, 0)
         zsa = joint_hidden(cell, latents, actions)
         return q(zsa).view(-1, len(z), self.action_size)
-
-    def _greedy_action(self, values: Tensor) -> Tensor:
-        best = F.one_hot(values.argmax(-1), self.action_size)
-        return best.to(values.dtype)
-
-    def _normal(self, like: Tensor) -> Tensor:
-        return torch.empty_like(like).normal_(generator=self.generator)
 
 
 def joint_hidden(cell: Any, z: Tensor, action: Tensor, frozen: bool = False) -> Tensor:

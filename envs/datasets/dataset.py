@@ -16,7 +16,7 @@ from envs.observations import from_zero, plain_obs, plain_space
 from envs.recording import by_environment, load
 from envs.render import name_of
 from envs.transitions import Transitions, concatenate, join, map_obs
-from envs.types import Array, Obs
+from envs.types import Array, Obs, Options
 
 # Transitions that something can be learned from.
 MIN_RECORDED_TRANSITIONS = 10
@@ -49,7 +49,7 @@ class Dataset:
     # The id of the environment; "" where that is not said.
     env: str = ""
     # What the environment was made with otherwise than it is registered.
-    env_options: dict[str, Any] = field(default_factory=dict)
+    env_options: Options = field(default_factory=dict)
     # More for a recording's metadata.
     about: dict[str, Any] = field(default_factory=dict)
     # Sentences about what was made of the episodes.
@@ -185,15 +185,10 @@ def _cast(values: Any, space: Any) -> Any:
         return None
     if not np.can_cast(values.dtype, space.dtype, "same_kind"):
         return None
-    counts: Any
-    if isinstance(space, spaces.Discrete):
-        counts = space.n
-    elif isinstance(space, spaces.MultiDiscrete):
-        counts = space.nvec
-    else:
-        return values.astype(space.dtype, copy=False)
-    if (values < space.start).any() or (values >= space.start + counts).any():
-        return None
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        counts: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        if (values < space.start).any() or (values >= space.start + counts).any():
+            return None
     return values.astype(space.dtype, copy=False)
 
 
@@ -286,9 +281,7 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
     if not buffer.size():
         raise ValueError("the replay buffer is empty; collect transitions first")
     # A full buffer goes on writing at its beginning, so `pos` is its oldest entry.
-    oldest = 0
-    if buffer.full:
-        oldest = buffer.pos
+    oldest = buffer.pos if buffer.full else 0
     order = (np.arange(buffer.size()) + oldest) % buffer.buffer_size
     shape = (len(order), buffer.n_envs)
     space = buffer.action_space

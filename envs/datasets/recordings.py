@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +13,7 @@ from envs.datasets.minari import METADATA, MINARI_NAME
 from envs.recording import load, read_meta
 from envs.render import name_of
 from envs.transitions import Transitions, concatenate
+from envs.types import Options, StateDict
 
 
 def is_dataset(name: str) -> bool:
@@ -24,7 +24,7 @@ def is_dataset(name: str) -> bool:
     return not path.exists() and bool(MINARI_NAME.fullmatch(name))
 
 
-def read_source(names: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def read_source(names: Sequence[str]) -> tuple[str, Options]:
     """The environment that recordings name, "" for none, and its options; a ValueError if they name several."""
     sources = []
     for name in names:
@@ -78,9 +78,9 @@ class RecordedEnvs(VectorEnv):
     def take_metrics(self) -> dict[str, float]:
         return self.metrics
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """Nothing of a recording moves."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: StateDict) -> None:
         """There is nothing to restore."""

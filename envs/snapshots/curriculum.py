@@ -31,7 +31,7 @@ from gymnasium import spaces
 
 from envs.snapshots.s3rl import SnapshotReset, Snapshots
 from envs.snapshots.snapshots import State, get_state, refuse_unsupported
-from envs.types import EnvReset, EnvStep, Options
+from envs.types import EnvReset, EnvStep, Options, StateDict
 
 BY = ("variance", "uniform", "clusters")
 BRANCHES = "branches"
@@ -89,11 +89,11 @@ class StartCurriculum(SnapshotReset):
         self.truncate = sys.maxsize
         self._start = time.perf_counter()
         # Dicts of state, obs and returns, the oldest first.
-        self._pool: list[dict[str, Any]] = []
+        self._pool: list[StateDict] = []
         # Where in the pool the running episode began; -1 if elsewhere.
         self._chosen = -1
         # The state that it leaves, and the return before it.
-        self._found: dict[str, Any] | None = None
+        self._found: StateDict | None = None
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         self._chosen = -1

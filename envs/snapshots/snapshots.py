@@ -28,6 +28,7 @@ from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
 from envs.observations import PlainObservation
 from envs.render import name_of
+from envs.types import StateDict
 from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer, layers
 from lodestar.mappings import map_values
 
@@ -118,7 +119,7 @@ def set_state(env: gym.Env, state: State) -> Any:
     # Wrappers of the same class come in the same order.
     memories = map_values(iter, state["wrappers"])
     for wrapper in layers(env):
-        memory: dict[str, Any] = next(memories.get(type(wrapper).__name__, iter(())), {})
+        memory: StateDict = next(memories.get(type(wrapper).__name__, iter(())), {})
         for name, value in memory.items():
             setattr(wrapper, name, things.restore(value))
         if isinstance(wrapper, Journal):
@@ -149,12 +150,12 @@ def from_json(text: str) -> Any:
     return json.loads(text, object_hook=_unpack)
 
 
-def _pack(value: Any) -> dict[str, Any]:
+def _pack(value: Any) -> StateDict:
     data = base64.b64encode(value.tobytes()).decode("ascii")
     return {"bytes": data, "dtype": value.dtype.str, "shape": list(value.shape)}
 
 
-def _unpack(value: dict[str, Any]) -> Any:
+def _unpack(value: StateDict) -> Any:
     if "bytes" not in value:
         return value
     raw = np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"]))
@@ -268,7 +269,7 @@ class Things:
         # Number -> thing.
         self._restored: dict[int, Any] = {}
 
-    def flatten_attributes(self, owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    def flatten_attributes(self, owner: Any, names: tuple[str, ...]) -> StateDict:
         return {name: self.flatten(getattr(owner, name)) for name in names}
 
     def flatten(self, value: Any) -> Any:
@@ -292,7 +293,7 @@ class Things:
         if number == len(self.flat):
             # It has its number before its variables are flattened, because they may lead back to
             # it.
-            entry: dict[str, Any] = {"class": name}
+            entry: StateDict = {"class": name}
             self.flat.append(entry)
             entry["variables"] = self.flatten_attributes(value, tuple(vars(value)))
         return {"thing": number}

@@ -27,7 +27,7 @@ from gymnasium.vector.utils import batch_space
 from envs.masks import sizes
 from envs.observations import empty_batch, empty_modalities
 from envs.transitions import index_obs, put
-from envs.types import MASK, Info, MaskFault, Obs, Options, StateDict
+from envs.types import MASK, EnvReset, Info, MaskFault, Obs, Options, StateDict, VectorStep
 from envs.wrappers import Observer, layers
 
 Maker = Callable[[], gym.Env]
@@ -35,7 +35,6 @@ Maker = Callable[[], gym.Env]
 New = Callable[[tuple[int, ...], Any], np.ndarray]
 # A method of `Stepper` is done for some rows: row -> its arguments.
 Arguments = Mapping[int, tuple[Any, ...]]
-Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 @contextmanager
@@ -163,7 +162,7 @@ class Stepper:
         self._ended = [True] * len(shares)
         self._has_flat_obs = not isinstance(slots.obs, Mapping)
         # Row -> seed, first observation and info of the episode that follows the lost one.
-        self._lost: dict[int, tuple[int, Obs, dict[str, Any]]] = {}
+        self._lost: dict[int, tuple[int, Obs, Info]] = {}
         for self.row, seed in (lost or {}).items():
             self._begin_after_loss(self.row, seed)
 
@@ -290,7 +289,7 @@ class Stepper:
         self._look(row, info)
         return self._show(row, info)
 
-    def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: Options) -> Any:
         """What the environment's method `name` returns, or its attribute of that name."""
         # Where the agent has not seen a loss yet, the snapshot says so with the seed of what
         # follows.
@@ -345,9 +344,7 @@ class BufferedVectorEnv(VectorEnv):
     def _wait(self, group: int) -> bool:
         """Fill the buffers of a group; returns whether an episode ended."""
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Options | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options | None = None) -> EnvReset:
         """Begin episodes everywhere, or in `options["reset_mask"]`; seeded with `seed + i`, or with a list."""
         n = self.num_envs
         if seed is None:
@@ -378,11 +375,11 @@ class BufferedVectorEnv(VectorEnv):
         self._start(group)
         self._sent.append(group)
 
-    def recv(self, group: int = 0) -> Result:
+    def recv(self, group: int = 0) -> VectorStep:
         """What `step` returns, for the rows of one group; groups come back in the order they were sent."""
         return self._result(self._views[group], self._finish(group))
 
-    def step(self, actions: Any) -> Result:
+    def step(self, actions: Any) -> VectorStep:
         if len(self.groups) == 1:
             self.send(actions)
             return self.recv()
@@ -390,7 +387,7 @@ class BufferedVectorEnv(VectorEnv):
             self.send(actions[rows], group)
         return self.recv_all()
 
-    def recv_all(self) -> Result:
+    def recv_all(self) -> VectorStep:
         """What `step` returns, once all groups have their actions."""
         ended = [self._finish(group) for group in range(len(self.groups))]
         return self._result(self._slots, any(ended))
@@ -447,15 +444,15 @@ class BufferedVectorEnv(VectorEnv):
         self._sent.popleft()
         return self._wait(group)
 
-    def _result(self, slots: SharedBuffers, ended: bool) -> Result:
+    def _result(self, slots: SharedBuffers, ended: bool) -> VectorStep:
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
 
-    def _infos(self, slots: SharedBuffers, ended: bool) -> dict[str, Any]:
+    def _infos(self, slots: SharedBuffers, ended: bool) -> Info:
         infos: Info = dict(slots.modalities)
         if not ended:
             return infos
         mask = slots.terminated | slots.truncated
-        final: dict[str, Any] = dict(slots.final_modalities)
+        final: Info = dict(slots.final_modalities)
         counted = mask
         if slots.lost.any():
             infos["lost"] = slots.lost

@@ -53,7 +53,7 @@ def test_shapes_are_those_of_the_contract(kind, discrete):
     after = cell.step(flat, action.flatten(0, 1))
     assert {name: value.shape for name, value in after.items()} == {n: (L * B, s) for n, s in cell.sizes.items()}
     if kind == "simnorm":
-        assert cell.kl(stats) is None
+        assert not stats
     else:
         assert [x.shape for x in cell.kl(stats)] == [(L, B), (L, B)]
 
@@ -104,19 +104,6 @@ def test_what_was_done_and_seen_is_remembered_and_what_comes_is_not_known(kind):
     c, _ = cell.observe(seen, action, first, sample=False)
     assert torch.equal(a["h"][:4], c["h"][:4]) and not torch.equal(a["z"][3], c["z"][3])
     assert not torch.equal(a["h"][4], c["h"][4])
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_unroll_is_step_after_step(kind):
-    cell = cell_of(kind)
-    embed, action, first = sequence()
-    states, _ = cell.observe(embed, action, first, sample=False)
-    begin = last(states, 2)
-    unrolled = cell.unroll(begin, action[2:5], sample=False)
-    for t in range(3):
-        begin = cell.step(begin, action[2 + t], sample=False)
-        for name in begin:
-            assert torch.equal(unrolled[name][t], begin[name])
 
 
 @pytest.mark.parametrize("kind", ["rssm", "ssm", "mamba"])
@@ -185,7 +172,7 @@ def test_both_divergences_are_kl_by_hand_and_each_moves_its_own_side():
 
 
 def test_simnorm_makes_simplices():
-    cell = SimNorm(4, 1, latent=4, simplex=2)
+    cell = SimNorm(4, 1, latent=4, simplex=2, generator=torch.Generator())
     x = torch.tensor([[0.0, math.log(3), 1.0, 1.0]])
     torch.testing.assert_close(cell.normalized(x), torch.tensor([[0.25, 0.75, 0.5, 0.5]]))
 
@@ -197,7 +184,7 @@ def test_what_is_zero_adds_nothing_to_the_grus_input():
 
 
 def test_the_grus_update_by_hand():
-    cell = RSSM(1, 1, memory=1, groups=1, classes=2, hidden=1)
+    cell = RSSM(1, 1, memory=1, groups=1, classes=2, hidden=1, generator=torch.Generator())
     with torch.no_grad():
         cell.gates_norm.weight.zero_()
         cell.gates_norm.bias.copy_(torch.tensor([0.0, 2.0, 1.0]))  # reset, candidate, update
@@ -282,7 +269,7 @@ def test_the_selective_scan_is_mambas_recurrence_by_hand():
 
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match=r"a latent of 10 numbers is not made of groups of 8"):
-        SimNorm(4, 1, latent=10)
+        SimNorm(4, 1, latent=10, generator=torch.Generator())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -65,10 +65,9 @@ def test_the_other_losses_of_v_have_the_values_of_their_formulas():
     torch.testing.assert_close(chi_square_loss(gaps, 0.8), torch.tensor([1.2, 0.6, 0.2, 0, 2.0]))
     torch.testing.assert_close(quantile_loss(gaps, 0.8), torch.tensor([1.2, 0.6, 0.2, 0, 1.2]))
     z = torch.tensor([0.0, 1.0, -1.0, 9.0])
-    loss = gumbel_loss(10 * z, 10.0, 2.0)
-    torch.testing.assert_close(loss, torch.tensor([0, math.e - 2, math.exp(-1), math.exp(2) - 3]))
-    torch.testing.assert_close(gumbel_loss(10 * z, 10.0, 2.0, rescaled=True), loss * math.exp(-2))
-    assert gumbel_loss(torch.tensor([1e4]), 1.0, None, rescaled=True).item() == pytest.approx(1)  # not infinite
+    loss = torch.tensor([0, math.e - 2, math.exp(-1), math.exp(2) - 3])
+    torch.testing.assert_close(gumbel_loss(10 * z, 10.0, 2.0), loss * math.exp(-2))
+    assert gumbel_loss(torch.tensor([1e4]), 1.0, None).item() == pytest.approx(1)  # not infinite
 
 
 def test_an_action_is_imitated_as_the_exponential_of_its_advantage_says_up_to_a_limit():

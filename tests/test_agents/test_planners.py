@@ -116,9 +116,15 @@ def test_plans_go_on_where_the_last_ones_ended_and_forget_ended_episodes():
     planner.plan(DREAM, STARTS)
     before = planner.mean.clone()
     planner.reset(torch.tensor([True, False, False]))
-    begun = planner._begin(STARTS, True)
-    assert torch.equal(begun[1:, :2], before[1:, 1:]) and not begun[0].any() and not begun[:, 2].any()
-    assert not planner._begin(STARTS, False).any() and not planner._begin(STARTS[:2], True).any()
+    last = planner.mean
+    begun = []
+    planner._spread = lambda mean, std: begun.append(mean) or std
+    for obs, warm in ((STARTS, True), (STARTS, False), (STARTS[:2], True)):
+        planner.mean = last
+        planner.plan(DREAM, obs, warm=warm)
+    warm, cold, other = begun
+    assert torch.equal(warm[1:, :2], before[1:, 1:]) and not warm[0].any() and not warm[:, 2].any()
+    assert not cold.any() and not other.any()
 
 
 def test_a_restored_planner_plans_the_same():

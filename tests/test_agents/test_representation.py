@@ -25,7 +25,6 @@ def test_barlow_by_hand():
     twisted = said[:, [1, 0]]  # what one says is the other's: C = [[0, 1], [1, 0]]
     assert barlow(said, twisted, off_diagonal=0.25).item() == pytest.approx(2 + 0.25 * 2)
     assert barlow(said, -said).item() == pytest.approx(2 * 4)
-    assert barlow(said.view(2, 2, 2), said.view(2, 2, 2)).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_barlow_survives_a_constant_and_moves_the_latent_alone():
@@ -75,7 +74,7 @@ def test_the_budget_is_spent_and_not_overspent():
         (grad,) = torch.autograd.grad(loss, mu)
         mu.data -= 0.1 * grad
     assert mu.square().item() / 2 == pytest.approx(0.5, abs=0.01)
-    assert budget.beta.item() == pytest.approx(4.0, abs=0.05)
+    assert budget.log_beta.exp().item() == pytest.approx(4.0, abs=0.05)
 
 
 def test_the_multiplier_falls_when_the_budget_is_not_spent_and_a_nan_leaves_it():
@@ -88,7 +87,7 @@ def test_the_multiplier_falls_when_the_budget_is_not_spent_and_a_nan_leaves_it()
     assert budget.log_beta.item() == pytest.approx(0.05)
     other = KLBudget(3.0)
     other.load_state_dict(budget.state_dict())
-    assert torch.equal(other.beta, budget.beta)
+    assert torch.equal(other.log_beta, budget.log_beta)
 
 
 def learned(model, features, after, action, steps=150):

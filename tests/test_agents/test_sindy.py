@@ -309,4 +309,3 @@ def test_equations_show_the_mean_of_whitened_variables_and_each_coefficient_in_i
     model._state["middle"][3, 3] = 1.0
     named = ["a' = a +0.5 a +0.05 (b+2) -3 u1", "b' = b", "c' = c", "reward = +1 (c-0.5)"]
     assert model.equations(["a", "b", "c"]) == named
-    assert model.equations()[1] == "x1' = x1"

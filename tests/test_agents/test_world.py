@@ -128,11 +128,11 @@ def test_steps_that_only_reset_teach_a_memory_nothing():
 def test_the_slow_encoder_moves_only_when_it_catches_up():
     made = learner("mrq")
     vector = torch.randn(4, 3, generator=random())
-    slow = made.world.encode(vector, {}, slow=True)["z"]
+    slow = made.world.encode(vector, {}, slow=True)
     made.flats["model"].value.add_(0.1 * torch.randn(made.flats["model"].value.shape, generator=random(1)))
-    assert torch.equal(made.world.encode(vector, {}, slow=True)["z"], slow)
+    assert torch.equal(made.world.encode(vector, {}, slow=True), slow)
     made.world.catch_up()
-    torch.testing.assert_close(made.world.encode(vector, {}, slow=True)["z"], made.world.encode(vector, {})["z"])
+    torch.testing.assert_close(made.world.encode(vector, {}, slow=True), made.world.encode(vector, {}))
 
 
 def test_the_hidden_layer_leads_to_the_next_latent_and_can_be_read_without_moving_its_weights():
@@ -177,14 +177,14 @@ def test_targets_of_td3_are_the_slow_networks_in_the_slow_unit_of_rewards():
     seq = sequences(actions=3)
     seq.action.copy_(torch.eye(3)[torch.arange(30).view(6, 5) % 3])
     with torch.no_grad():
-        slow_z = world.encode(seq.vector[3], {}, slow=True)["z"]
+        slow_z = world.encode(seq.vector[3], {}, slow=True)
         every = [joint_hidden(world.slow["cell"], slow_z, torch.eye(3)[[a] * 5]) for a in range(3)]
         values = torch.stack([behaviour.slow_q(x)[..., 0] for x in every], -1)  # (2, 5, 3)
         best = values.mean(0).argmax(-1)
         follows = values.amin(0)[torch.arange(5), best]
         total = seq.reward[0] + seq.reward[1] / 2 + seq.reward[2] / 4
         expected = (total + follows * 3.0 / 8) / 2.0
-        z = world.encode(seq.vector[0], {})["z"]
+        z = world.encode(seq.vector[0], {})
         gap = (behaviour.q(joint_hidden(world.cell, z, seq.action[0]))[..., 0] - expected).abs()
     loss = torch.where(gap < 1, gap.square() / 2, gap - 0.5).sum() / 5
     metrics = behaviour.update(world, seq)
@@ -192,13 +192,13 @@ def test_targets_of_td3_are_the_slow_networks_in_the_slow_unit_of_rewards():
     torch.testing.assert_close(metrics["critic_loss"].detach(), loss)
 
 
-def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_is_cut():
+def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_is_cut(monkeypatch):
     made = learner("mrq")
     behaviour, cell = made.behaviour, made.world.slow["cell"]
     for name in ("slow", "slow_actor"):
         made.flats[name].value.add_(0.3 * torch.randn(made.flats[name].value.shape, generator=random()))
     drawn = torch.tensor([[0.5, 9.0], [-9.0, 0.0]])
-    behaviour._normal = lambda like: drawn
+    monkeypatch.setattr("agents.world_model.td3.draw_normal", lambda generator, *shape: drawn)
     z = torch.rand(2, 16, generator=random())
     with torch.no_grad():
         noise = torch.tensor([[0.1, 0.3], [-0.3, 0.0]])
@@ -213,7 +213,7 @@ def test_the_policy_of_td3_ascends_the_mean_of_its_critics():
     for name in ("critic", "actor"):
         made.flats[name].value.add_(0.3 * torch.randn(made.flats[name].value.shape, generator=random()))
     with torch.no_grad():
-        z = world.encode(seq.vector[0], {})["z"]
+        z = world.encode(seq.vector[0], {})
         raw = behaviour.policy(z)
         value = behaviour.q(joint_hidden(world.cell, z, torch.tanh(raw)))[..., 0].mean(0)
         loss = (1e-5 * raw.square().mean(-1) - value).mean()
@@ -221,7 +221,7 @@ def test_the_policy_of_td3_ascends_the_mean_of_its_critics():
     torch.testing.assert_close(behaviour.update(world, seq)["actor_loss"].detach(), loss)
 
 
-def test_td3_acts_at_random_in_half_of_the_noise_and_adds_it_to_continuous_actions():
+def test_td3_acts_at_random_in_half_of_the_noise_and_adds_it_to_continuous_actions(monkeypatch):
     made = learner("mrq", spaces.Discrete(3), exploration=0.4)
     made.flats["critic"].value.add_(0.3 * torch.randn(made.flats["critic"].value.shape, generator=random()))
     z = torch.rand(6000, 16, generator=random(1))
@@ -230,7 +230,8 @@ def test_td3_acts_at_random_in_half_of_the_noise_and_adds_it_to_continuous_actio
     assert (best * taken).sum(-1).mean().item() == pytest.approx(1 - 0.2 * 2 / 3, abs=0.015)
 
     made = learner("mrq", exploration=0.4)
-    made.behaviour._normal = lambda like: torch.tensor([[0.5, 9.0]])
+    drawn = torch.tensor([[0.5, 9.0]])
+    monkeypatch.setattr("agents.world_model.td3.draw_normal", lambda generator, *shape: drawn)
     with torch.no_grad():
         (mode, _), (taken, _) = (made.behaviour.act(made.world, {"z": z[:1]}, {}, quiet) for quiet in (True, False))
     torch.testing.assert_close(taken, torch.stack([mode[:, 0] + 0.2, torch.ones(1)], -1))
@@ -275,8 +276,7 @@ def test_the_policy_of_mpc_ascends_the_mean_of_two_critics_and_later_steps_count
     made = learner("tdmpc2", entropy_weight=0.0)
     behaviour, told = made.behaviour, {}
     values = torch.tensor([[4.0, 1.0, 0.0, 8.0], [2.0, 3.0, 0.0, 8.0]])  # of two critics at four steps
-    behaviour._subset = lambda q, both: values[..., None].expand(2, 4, 5)
-    behaviour.head.value = lambda logits: logits
+    behaviour._draw_values = lambda q, z, action: values[..., None].expand(2, 4, 5)
     behaviour.scale.update = lambda value: told.update(scaled=value) or behaviour.scale.high.fill_(2.0)
     behaviour.descend = lambda loss, *names: told.update(names=names)
     seq = sequences(4)

@@ -104,7 +104,7 @@ def test_presets_learn_with_continuous_actions(preset):
         assert torch.isfinite(value).all() and not torch.equal(value, before[name]), name
     obs = model.steps.obs
     action, memory = model.predict(obs, deterministic=True)
-    assert action.shape == (2, 1) and (np.abs(action) <= 2).all() and len(memory) == 2
+    assert action.shape == (2, 1) and (np.abs(action) <= 2).all() and {len(part) for part in memory.values()} == {2}
     alone, _ = model.predict(obs[0], deterministic=True)
     assert alone.shape == (1,)
 
@@ -249,9 +249,10 @@ def test_what_is_remembered_matters_and_is_emptied_where_episodes_begin():
     _, memory = model.predict(obs, deterministic=True)
     _, fresh = model.predict(obs, memory, np.array([True, True]), deterministic=True)
     _, carried = model.predict(obs, memory, np.array([True, False]), deterministic=True)
-    np.testing.assert_array_equal(fresh, memory)
-    np.testing.assert_array_equal(carried[0], fresh[0])
-    assert not np.array_equal(carried[1], fresh[1])
+    for name, part in memory.items():
+        np.testing.assert_array_equal(fresh[name], part)
+        np.testing.assert_array_equal(carried[name][0], part[0])
+    assert not np.array_equal(carried["h"][1], fresh["h"][1])
 
 
 def test_weights_that_are_nan_are_restored_and_in_the_end_refused():
