@@ -10,6 +10,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -175,6 +177,28 @@ def family_of(spec: EnvSpec | None) -> Family:
     if isinstance(declared, Family) and declared.knows(spec):
         return declared
     return OTHER
+
+
+@functools.cache
+def _read_aims() -> dict[str, dict[str, str]]:
+    import yaml
+
+    return yaml.safe_load(Path(__file__).with_name("aims.yaml").read_text(encoding="utf8"))
+
+
+def aims_of(family: str, name_of: Callable[[EnvSpec], str] = attrgetter("name")) -> Callable[[EnvSpec], str]:
+    """A `Family.aim` that looks up what an environment is called in `aims.yaml`."""
+
+    def aim(spec: EnvSpec) -> str:
+        name = f"{name_of(spec)}-"
+        return next((aim for start, aim in _read_aims()[family].items() if name.startswith(start)), "")
+
+    return aim
+
+
+def class_name(spec: EnvSpec) -> str:
+    """The class, or the function, in the entry point."""
+    return entry(spec).split(":")[-1]
 
 
 def entry(spec: EnvSpec) -> str:

@@ -12,7 +12,7 @@ before, so they are stored for the first step of an episode only.
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def by_environment(batch: Transitions) -> Transitions:
 
 def episodes(batch: Transitions) -> list[slice]:
     """The rows of each episode of a flat batch in time order; the last may be cut short, the first begun earlier."""
-    starts = _episode_starts(batch.step, batch.ended).tolist()
+    starts = _episode_starts(vars(batch)).tolist()
     return [slice(*ends) for ends in itertools.pairwise([*starts, batch.shape[0]])]
 
 
@@ -98,8 +98,7 @@ def save(path: str | Path, batch: Transitions, meta: Info) -> None:
         _flatten_field(name, value, arrays)
 
     texts = _encode_texts(arrays)
-    starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
-    _drop_repeated_obs(arrays, starts)
+    _drop_repeated_obs(arrays)
 
     make_parent(path)
     about = {"format": RECORDING_FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
@@ -119,18 +118,19 @@ def _encode_texts(arrays: dict[str, np.ndarray]) -> list[str]:
     return list(codes)
 
 
-def _drop_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> None:
+def _drop_repeated_obs(arrays: dict[str, np.ndarray]) -> None:
     """Keep only an episode's first row of fields of `obs` that otherwise repeat those of the `next_obs` before."""
-    rows = np.arange(len(arrays["step"]))
-    continues = np.setdiff1d(rows, starts)
+    starts = _episode_starts(arrays)
+    continues = np.setdiff1d(np.arange(len(arrays["step"])), starts)
     for name in list(arrays):
         before = arrays.get(_obs_name(name))
         if before is not None and np.array_equal(before[continues], arrays[name][continues - 1]):
             arrays[_obs_name(name)] = before[starts]
 
 
-def _restore_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> None:
+def _restore_repeated_obs(arrays: dict[str, np.ndarray]) -> None:
     """The reverse of `_drop_repeated_obs`."""
+    starts = _episode_starts(arrays)
     for name in list(arrays):
         first_rows = arrays.get(_obs_name(name))
         if first_rows is not None and len(first_rows) < len(arrays[name]):
@@ -143,8 +143,7 @@ def _restore_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> 
 def load(path: str | Path) -> tuple[Transitions, Info]:
     """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`."""
     about, arrays = _read_arrays(path)
-    starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
-    _restore_repeated_obs(arrays, starts)
+    _restore_repeated_obs(arrays)
     # The different texts, in the order of their codes.
     texts = np.array(json.loads(about["texts"]), object)
     for name in TEXTS:
@@ -197,8 +196,10 @@ def _read_arrays(
     return about, arrays
 
 
-def _episode_starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:
+def _episode_starts(fields: Mapping[str, np.ndarray]) -> np.ndarray:
     """The rows at which an episode begins, or the rest of one that was cut."""
+    step = fields["step"]
+    ended = fields["terminated"] | fields["truncated"]
     begins = np.ones(len(step), bool)
     begins[1:] = (step[1:] != step[:-1] + 1) | ended[:-1]
     return np.flatnonzero(begins)

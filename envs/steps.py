@@ -236,9 +236,7 @@ class Chunk:
 
     def add(self, *row: Any) -> None:
         """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
-        trees = {}
-        for number, part in enumerate(row):
-            trees[number] = vars(part) if isinstance(part, Transitions) else part
+        trees = {number: vars(part) if isinstance(part, Transitions) else part for number, part in enumerate(row)}
         if self._store is None:
             self._store = map_obs(lambda x: x[None][:0], trees)
             self._capacity = 0

@@ -188,8 +188,8 @@ class Observer(Recorded):
         return obs, self._show(info)
 
     def step(self, action: Any) -> EnvStep:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, self._show(info)
+        *outcome, info = self.env.step(action)
+        return *outcome, self._show(info)
 
     def snapshot(self) -> StateDict:
         return {**self.env.get_wrapper_attr("snapshot")(), "text": self._written.get("text")}
@@ -234,8 +234,8 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
         return obs, self._show(infos)
 
     def step(self, actions: Any) -> VectorStep:
-        obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        return obs, rewards, terminations, truncations, self._show(infos)
+        *outcome, infos = self.env.step(actions)
+        return *outcome, self._show(infos)
 
     def _show(self, infos: Info) -> Info:
         if "frame" not in infos:
@@ -310,9 +310,9 @@ class NoisyTV(Recorded):
         watching = self._always or int(action) == self._watch
         if watching and not self._always:
             action = self._first
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, *outcome = self.env.step(action)
         self._show(watching)
-        return self.observation(obs), reward, terminated, truncated, info
+        return self.observation(obs), *outcome
 
     def _show(self, noise: bool) -> None:
         if not noise:

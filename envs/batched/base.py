@@ -194,14 +194,18 @@ class BatchedEnv(VectorEnv):
         self._rewards[...] = rewards
         truncated = self._steps >= self.max_steps
         ended = terminated | truncated
-        self._observe(self.state, self._obs)
-        if self.modalities:
-            self._show(self._everywhere)
+        self._look()
         infos: Info = {}
         if ended.any():
             infos = self._end(ended, terminated)
         infos.update(self.modalities)
         return self._obs, self._rewards, terminated, truncated, infos
+
+    def _look(self) -> None:
+        """Write the observations and the modalities of the state, of all environments."""
+        self._observe(self.state, self._obs)
+        if self.modalities:
+            self._show(self._everywhere)
 
     def _end(self, ended: Array, terminated: Array) -> Info:
         rows = self.xp.where(ended)[0]
@@ -269,9 +273,7 @@ class BatchedEnv(VectorEnv):
         self._return_to(state)
         self._steps = self.arrays.array(state["steps"], np.int64)
         self._returns = self.arrays.array(state["returns"], np.float64)
-        self._observe(self.state, self._obs)
-        if self.modalities:
-            self._show(self._everywhere)
+        self._look()
         return self._obs
 
     def _return_to(self, saved: StateDict) -> None:

@@ -38,7 +38,7 @@ from envs.classic.tasks import (
     wrap,
 )
 from envs.classic.view import Canvas
-from envs.family import Axis, Family, Goal, entry, simulator
+from envs.family import Axis, Family, Goal, aims_of, class_name, entry, simulator
 from envs.transitions import Ends, never
 from envs.types import Array, Info, Notes, Options
 
@@ -229,26 +229,6 @@ CLASSIC_KINDS = {
     ),
 }
 
-_CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
-_SWING = "swing the pendulum up and keep it upright"
-_SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
-# By the class in the entry point: what counts as progress.
-_CLASSIC_AIMS = {
-    "CartPoleEnv": "keep the pole upright on the cart, and the cart away from the edges of its track",
-    "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
-    "CartPoleSwingUp": _SWING_POLE,
-    "CartPoleSwingUpSparse": _SWING_POLE,
-    "MountainCarEnv": _CLIMB,
-    "Continuous_MountainCarEnv": _CLIMB,
-    "MountainCarSparse": _CLIMB,
-    "MountainCarGoal": _CLIMB + ", and stay there",
-    "PendulumEnv": _SWING,
-    "PendulumUpright": _SWING,
-    "PendulumSparse": _SWING,
-    "PixelPendulum": _SWING,
-    "AcrobotEnv": "swing the arm up until its tip is above the line",
-}
-
 
 def _cartpole_ends(options: Options, obs: Array) -> Array:
     limit_rad = 12 * 2 * math.pi / 360
@@ -270,10 +250,6 @@ _ENDS: dict[str, Callable[[Options, Array], Array]] = {
     "Continuous_MountainCarEnv": functools.partial(_has_arrived, flag=0.45),
     "AcrobotEnv": _acrobot_ends,
 }
-
-
-def _class_name(spec: EnvSpec) -> str:
-    return entry(spec).split(":")[-1]
 
 
 def kind_of(cls: type) -> Kind | None:
@@ -323,7 +299,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
-    kind = _kind_named(_class_name(spec))
+    kind = _kind_named(class_name(spec))
     if kind is None:
         return None
     index, name = kind.axis
@@ -343,7 +319,7 @@ _OBSERVED: dict[str, tuple[str, ...]] = {
 
 
 def _observed_names(spec: EnvSpec) -> tuple[str, ...]:
-    return next((names for part, names in _OBSERVED.items() if part in _class_name(spec)), ())
+    return next((names for part, names in _OBSERVED.items() if part in class_name(spec)), ())
 
 
 # By the class's name, the lowest and the highest reward of a step.
@@ -356,7 +332,7 @@ _STEP_REWARDS = {
 
 
 def _returns(spec: EnvSpec) -> tuple[float, float] | None:
-    step_rewards = _STEP_REWARDS.get(_class_name(spec))
+    step_rewards = _STEP_REWARDS.get(class_name(spec))
     steps = spec.max_episode_steps
     if step_rewards is None or steps is None or spec.kwargs.get("sutton_barto_reward"):
         return None
@@ -372,15 +348,15 @@ def _sense(env: gym.Env) -> np.ndarray:
 
 
 def _terminates(spec: EnvSpec) -> Ends | None:
-    name = _class_name(spec)
-    if name not in _CLASSIC_AIMS or name == "PixelPendulum":
+    name = class_name(spec)
+    if _kind_named(name) is None or name == "PixelPendulum":
         return None
     rule = _ENDS.get(name)
     return never if rule is None else lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
-    kind = _kind_named(_class_name(spec))
+    kind = _kind_named(class_name(spec))
     return [] if kind is None else [kind.goal]
 
 
@@ -425,7 +401,7 @@ CLASSIC_FAMILY = Family(
     entries=("gymnasium.envs.classic_control", "envs.classic."),
     repair=Canvas,
     caption=_caption,
-    aim=lambda spec: _CLASSIC_AIMS.get(_class_name(spec), ""),
+    aim=aims_of("classic", class_name),
     goals=_goals,
     scatter=_scatter,
     axis=_axis,

@@ -168,8 +168,8 @@ class MountainCarSparse(MountainCarEnv):
     """Drive an underpowered car to the flag at 0.5 for 1.0 at the step that reaches it, which terminates."""
 
     def step(self, action: Any) -> EnvStep:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, float(terminated), terminated, truncated, info
+        obs, _, terminated, *rest = super().step(action)
+        return obs, float(terminated), terminated, *rest
 
 
 class PendulumUpright(PendulumEnv):
@@ -258,8 +258,8 @@ class PixelPendulum(PendulumEnv):
 
     def step(self, u: Any) -> EnvStep:
         self.time += 1
-        obs, reward, terminated, truncated, info = super().step(np.atleast_1d(u))
-        return obs, float(reward), terminated, truncated, info
+        obs, reward, *outcome = super().step(np.atleast_1d(u))
+        return obs, float(reward), *outcome
 
     def _get_obs(self) -> np.ndarray:
         picture = self._view.draw(np.asarray(self.state, np.float32)[None])[0].transpose(2, 0, 1)

@@ -27,8 +27,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, Goal, Metrics, simulator
-from envs.types import EnvReset, EnvStep, Notes, Options
+from envs.exploration.family import CellWorld
+from envs.family import Family, Goal, Metrics, aims_of, simulator
+from envs.types import EnvStep, Info, Notes
 
 CRAFTER_KINDS = (
     "outside",
@@ -88,20 +89,14 @@ ACHIEVEMENT_WORDS = {
 CRAFTER_SIGNALS = (*ACHIEVEMENT_WORDS, "health", "food", "drink", "energy")
 
 
-class Crafter(gym.Env):
+class Crafter(CellWorld):
     """The game of Crafter; see the module for observations and rewards. The world has 16 to 256 cells along a side."""
-
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, pixels: bool = False, area: int = 64, render_mode: str | None = None) -> None:
         if area not in range(16, 257):
             raise ValueError(f"area={area} is out of range; give 16 to 256 cells")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f'render_mode={render_mode!r} is unknown to Crafter; give "rgb_array" or None')
-        self.render_mode = render_mode
         self.pixels = pixels
         self.game = _make_game()(area=(area, area), length=None, seed=0)
-        self.action_space = spaces.Discrete(len(self.game.action_names))
         # The border, beyond the world, stays 0: outside.
         side = area + 2 * HALF_VIEW_CELLS
         self._map = np.zeros((side, side), np.uint8)
@@ -109,34 +104,29 @@ class Crafter(gym.Env):
         # Where the first kind of each cell stands in an observation.
         self._first_kind = np.arange(n_cells) * len(CRAFTER_KINDS)
         self._cells_end = n_cells * len(CRAFTER_KINDS)
-        self.observation_space: spaces.Box
+        self._setup(render_mode, self._cells_end + N_ITEMS + len(FACINGS) + 2, len(self.game.action_names))
         if pixels:
             self.observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
-        else:
-            length = self._cells_end + N_ITEMS + len(FACINGS) + 2
-            self.observation_space = spaces.Box(0.0, 1.0, (length,), np.float32)
 
     @property
     def player(self) -> Any:
         """The player, with `inventory`, `achievements` and `sleeping`."""
         return self.game._player
 
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         # The game mixes its seed with the number of the episode, which is always the first here.
         self.game._seed = int(self.np_random.integers(2**31 - 1))
         self.game._episode = 0
         self.game.reset()
-        return self._obs(), {"achievements": self.player.achievements.copy()}
+
+    def _info(self) -> Info:
+        return {"achievements": self.player.achievements.copy()}
 
     def step(self, action: Any) -> EnvStep:
         _, reward, _, game_info = self.game.step(int(action))
         terminated = bool(self.player.health <= 0)
         info = {"achievements": game_info["achievements"]}
         return self._obs(), float(reward), terminated, False, info
-
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        return None if self.render_mode is None else self._picture(RENDER_PIXELS)
 
     def _obs(self) -> np.ndarray:
         if self.pixels:
@@ -155,7 +145,7 @@ class Crafter(gym.Env):
         status[-1] = player.sleeping
         return flat
 
-    def _picture(self, size: int) -> np.ndarray:
+    def _picture(self, size: int = RENDER_PIXELS) -> np.ndarray:
         """uint8 (size, size, 3); the noise of the night comes from a generator of its own."""
         world = self.game._world
         game_random = world.random
@@ -233,10 +223,7 @@ CRAFTER_FAMILY = Family(
     entries=("envs.crafter.family:Crafter",),
     caption=_caption,
     goals=lambda spec: [_goal(name, words) for name, words in ACHIEVEMENT_WORDS.items()],
-    aim=lambda spec: (
-        "a player survives in a small open world and unlocks achievements: collect wood, stone, coal, iron and at last "
-        "a diamond, make tools and swords on the way, drink, eat, sleep, and defeat zombies and skeletons"
-    ),
+    aim=aims_of("crafter"),
     signals=lambda spec: CRAFTER_SIGNALS,
     sense=_sense,
     metrics=lambda env: Achievements(),

@@ -36,7 +36,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs.driving.vehicle import Driving, Vehicle, bend, has_route, is_racing, lanes, names, read, seconds, sense
-from envs.family import Axis, Family, Goal, simulator
+from envs.family import Axis, Family, Goal, aims_of, simulator
 from envs.observations import Recorded, plain_observation
 from envs.render import name_of
 from envs.types import EnvReset, Info, Notes
@@ -235,22 +235,6 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     return [SAFE, _CLEAR] if names(spec) else []
 
 
-_DRIVING_AIMS = {
-    "highway": "drive fast along the highway, in the right lane where it is free, and crash into nobody",
-    "merge": "drive on to the end of the road, let cars merge from the side and crash into nobody",
-    "roundabout": "go round the roundabout, leave it at the planned exit and crash into nobody",
-    "intersection": "cross the intersection as planned and crash into nobody",
-    "racetrack": "drive on along the track, stay on it and crash into nobody",
-    "parking": "park the car in the marked place, in the right direction, without a crash",
-    "CarRacing": "drive fast round the track and stay on it",
-}
-
-
-def _aim(spec: EnvSpec) -> str:
-    aims = (aim for name, aim in _DRIVING_AIMS.items() if spec.name.startswith(name))
-    return next(aims, "drive on and crash into nobody")
-
-
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     """A random state; False for parking, which has no road."""
     if not names(simulator(env).spec):
@@ -360,8 +344,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
         return episode_return >= 900
     car = read(sense(env))
     arrived = not has_route(simulator(env).spec) or car.completion == 1
-    is_safe = car.on_road and not car.crashed
-    return bool(info.get("is_success", arrived and is_safe))
+    return bool(arrived and car.on_road and not car.crashed)
 
 
 DRIVING_FAMILY = Family(
@@ -385,7 +368,7 @@ DRIVING_FAMILY = Family(
     options=frozenset(MIN_OPTION_VALUES),
     caption=_caption,
     goals=_goals,
-    aim=_aim,
+    aim=aims_of("driving"),
     signals=names,
     sense=sense,
     scatter=_scatter,

@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB, CellWorld, at_least, enlarge
-from envs.family import Family, entry, simulator
+from envs.family import Family, aims_of, class_name, simulator
 from envs.types import EnvStep, Notes
 
 MOVE_LEFT, MOVE_RIGHT, MOVE_UP, MOVE_DOWN, PRESS_BUTTON = range(5)
@@ -215,16 +215,12 @@ def _caption(env: gym.Env, memory: Notes) -> str:
     return f"{here}; {int(inner.lit.sum())} of {len(inner.lit)} buttons are lit"
 
 
-_FACTORED_AIMS = {
-    "ProcMaze": "walk through the maze to the goal",
-    "ButtonGrid": "press every button that is not lit, until all are",
-}
 FACTORED_FAMILY = Family(
     name="factored",
     description="mazes and buttons in ever new places, where a model of the world should help",
     ids=("lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"),
     entries=("envs.exploration.factored:",),
     caption=_caption,
-    aim=lambda spec: _FACTORED_AIMS[entry(spec).partition(":")[2]],
+    aim=aims_of("factored", class_name),
     success=lambda env, episode_return, terminated, info: terminated,
 )

@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, entry, simulator
+from envs.family import Family, aims_of, class_name, simulator
 from envs.types import Array, EnvReset, EnvStep, Info, Notes, Options
 
 # Cells along a room.
@@ -59,7 +59,8 @@ class CellWorld(gym.Env):
 
     def _setup(self, render_mode: str | None, width: int, actions: int, low: float = 0.0) -> None:
         if render_mode not in (None, "rgb_array"):
-            raise ValueError(f'render_mode={render_mode!r} is unknown to worlds of cells; give "rgb_array" or None')
+            name = type(self).__name__
+            raise ValueError(f'render_mode={render_mode!r} is unknown to {name}; give "rgb_array" or None')
         self.render_mode = render_mode
         self.observation_space: Any = spaces.Box(low, 1.0, (width,), np.float32)
         self.action_space: Any = spaces.Discrete(actions)
@@ -369,14 +370,6 @@ def _caption(env: gym.Env, memory: Notes) -> str:
     return f"the agent is in room {room} of {inner.rooms}"
 
 
-# By the class in the entry point: what counts as progress.
-_EXPLORATION_AIMS = {
-    "NoisyRooms": "go through the doors from room to room and reach the last room",
-    "DeepSea": "dive to the treasure, which lies in the last row and the last column",
-    "PointMaze": "go to the right end of the corridor",
-}
-
-
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     inner = simulator(env)
     if isinstance(inner, PointMaze):
@@ -392,6 +385,6 @@ EXPLORATION_FAMILY = Family(
     ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "lodestar/PointMaze-v0"),
     entries=("envs.exploration.family:",),
     caption=_caption,
-    aim=lambda spec: _EXPLORATION_AIMS[entry(spec).partition(":")[2]],
+    aim=aims_of("exploration", class_name),
     success=_success,
 )

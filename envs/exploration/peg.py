@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.exploration.family import AGENT, FLOOR_RGB, WALL_RGB, CellWorld, enlarge
-from envs.family import Family, simulator
+from envs.family import Family, aims_of, simulator
 from envs.types import Array, EnvStep, Info
 
 # A step's distance and angle at an action of 1.
@@ -158,6 +158,6 @@ PEG_FAMILY = Family(
     description="a peg and a hole that is hardly wider",
     ids=("lodestar/Peg-v0",),
     entries=("envs.exploration.peg:",),
-    aim=lambda spec: "put the peg into the hole",
+    aim=aims_of("precision"),
     success=_success,
 )

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Family, simulator
+from envs.family import Family, aims_of, simulator
 from envs.transitions import Ends, always
 from envs.types import EnvReset, EnvStep, Info, Options
 
@@ -86,7 +86,7 @@ PROBE_FAMILY = Family(
     description="probes: tiny environments to debug an agent with, and a bandit without rewards",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     entries=("envs.exploration.probe:",),
-    aim=lambda spec: "take the action that is rewarded",
+    aim=aims_of("probe"),
     terminates=_terminates,
     success=_success,
 )

@@ -29,7 +29,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from envs.family import Family, Goal, simulator
+from envs.family import Family, Goal, aims_of, simulator
 from envs.minigrid.captions import Speech, caption
 from envs.observations import WORD_FEATURES, Recorded, hashed_words
 from envs.render import name_of
@@ -248,38 +248,6 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     return [goal for goal, words in candidates if any(word in spec.id for word in words)]
 
 
-# By the beginning of the name; the first that fits counts.
-_MINIGRID_AIMS = {
-    "Empty": "reach the green goal square",
-    "DoorKey": "get the key, open the door and reach the green goal square",
-    "FourRooms": "go through the gaps between the rooms and reach the green goal square",
-    "MultiRoom": "open the doors from room to room and reach the green goal square",
-    "LavaCrossing": "find the way through the lava without touching it and reach the green goal square",
-    "LavaGap": "go through the gap in the lava without touching it and reach the green goal square",
-    "DistShift": "go round the lava without touching it and reach the green goal square",
-    "SimpleCrossing": "find the openings in the walls and reach the green goal square",
-    "Dynamic-Obstacles": "reach the green goal square without running into a ball",
-    "KeyCorridor": "open doors to find the key, unlock the locked door with it and pick up the ball behind it",
-    "ObstructedMaze-1Dl-": "get the key, unlock the locked door and pick up the blue ball behind it",
-    "ObstructedMaze": "open boxes to find keys, move balls out of the way, unlock the doors and pick up the blue ball",
-    "UnlockPickup": "get the key, unlock the door and pick up the box behind it",
-    "BlockedUnlockPickup": "move the ball away from the door, get the key, unlock the door and pick up the box",
-    "Unlock": "get the key and unlock the door",
-    "LockedRoom": "get the key from its room, unlock the locked door and reach the green goal square",
-    "RedBlueDoors": "open the red door, then the blue door",
-    "Memory": "see which thing is in the first room, and go to the same thing at the end of the corridor",
-    "PutNear": "pick up the thing that the mission names and put it down near the other one that it names",
-    "Fetch": "pick up the thing that the mission names, and no other",
-    "GoTo": "go to the thing or the door that the mission names",
-}
-
-
-def _aim(spec: EnvSpec) -> str:
-    name = spec.name.partition("-")[2]
-    aims = (aim for prefix, aim in _MINIGRID_AIMS.items() if f"{name}-".startswith(prefix))
-    return next(aims, "do what the mission says")
-
-
 MINIGRID_FAMILY = Family(
     name="minigrid",
     description="MiniGrid and BabyAI: grid worlds with keys, doors and missions in words",
@@ -309,7 +277,7 @@ MINIGRID_FAMILY = Family(
     options=frozenset({"mission", "captions", "chatter", "varied"}),
     caption=caption,
     goals=_goals,
-    aim=_aim,
+    aim=aims_of("minigrid", lambda spec: spec.name.partition("-")[2]),
     signals=lambda spec: _signal_names(*_size(spec)),
     sense=_sense,
     scatter=_randomise_level,

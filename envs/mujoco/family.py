@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Axis, Family, Goal, simulator
+from envs.family import Axis, Family, Goal, aims_of, simulator
 from envs.observations import Recorded
 from envs.render import before_opengl, name_of, opengl
 from envs.transitions import Ends, never
@@ -200,21 +200,6 @@ _FAST_SPEED = {
     "Humanoid": 1.5,
     "Ant": 1.5,
     "Swimmer": 0.15,
-}
-_RUN = "run forward as fast as possible"
-_WALK = "move forward as fast as possible without falling"
-_MUJOCO_AIMS = {
-    "HalfCheetah": _RUN,
-    "Hopper": _WALK,
-    "Walker2d": _WALK,
-    "Ant": _RUN,
-    "Humanoid": _WALK,
-    "HumanoidStandup": "stand up from the ground and stay standing",
-    "Swimmer": "swim forward as fast as possible",
-    "Reacher": "bring the tip of the arm to the target and keep it there",
-    "Pusher": "push the object to the target with the tip of the arm",
-    "InvertedPendulum": "keep the pole upright on the cart",
-    "InvertedDoublePendulum": "keep both poles upright on the cart, one on top of the other",
 }
 
 
@@ -426,13 +411,14 @@ def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
 
 # None: never.
 ROBOT_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
+    "HalfCheetah": None,
     "Hopper": _unhealthy_rule((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
     "Walker2d": _unhealthy_rule((0.8, 2.0), (-1.0, 1.0), None),
     "Ant": _ant_ends,
     "Humanoid": _humanoid_ends,
+    **dict.fromkeys(("HumanoidStandup", "Swimmer", "Reacher", "Pusher")),
     "InvertedPendulum": _pendulum_ends,
     "InvertedDoublePendulum": _double_pendulum_ends,
-    **dict.fromkeys(("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")),
 }
 
 
@@ -453,7 +439,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
 MUJOCO_FAMILY = Family(
     name="mujoco",
     description="MuJoCo: simulated robots with continuous actions",
-    ids=tuple(f"{robot}-v5" for robot in _MUJOCO_AIMS),
+    ids=tuple(f"{robot}-v5" for robot in ROBOT_ENDS),
     entries=("gymnasium.envs.mujoco",),
     extra="robots",
     arguments=_arguments,
@@ -463,6 +449,6 @@ MUJOCO_FAMILY = Family(
     axis=_start_axis,
     terminates=_terminates,
     goals=lambda spec: _GOALS.get(spec.name, []),
-    aim=lambda spec: _MUJOCO_AIMS.get(spec.name, ""),
+    aim=aims_of("mujoco"),
     success=_success,
 )

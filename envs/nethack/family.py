@@ -31,7 +31,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
-from envs.family import Family, Metrics, entry, simulator
+from envs.family import Family, Metrics, aims_of, entry, simulator
 from envs.nethack.progression import progression
 from envs.nethack.view import STAT_DEPTH, STAT_GOLD, STAT_HP, STAT_LEVEL, STAT_SCORE, GameObservation
 from envs.observations import Recorded
@@ -46,14 +46,6 @@ NETHACK_SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
 _QUESTION = re.compile(r"(# ?|.*?[?:](?: \[[^\]]*\])?) ?(.*)", re.DOTALL)
 # The places of `NETHACK_SIGNALS` in the status line.
 _SIGNAL_COLUMNS = [STAT_DEPTH, STAT_SCORE, STAT_LEVEL, STAT_GOLD, STAT_HP]
-_NETHACK_AIMS = {
-    "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
-    "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
-    "Staircase": "Explore to find the stairs down and descend them to the next deeper level, alive.",
-    "Gold": "Find and pick up as much gold as possible.",
-    "Eat": "Find food and eat it, so as never to be hungry.",
-    "Scout": "Explore: see as much of the dungeon as possible that has not been seen before.",
-}
 
 
 def _sense(env: gym.Env) -> np.ndarray:
@@ -192,13 +184,6 @@ def _hide_typed_words(message: bytes, reads_line: bool, memory: Notes) -> str:
     return text
 
 
-def _aim(spec: EnvSpec) -> str:
-    if _is_minihack(spec):
-        return "Do what the level asks: as a rule, reach the stairs down alive."
-    aims = (aim for name, aim in _NETHACK_AIMS.items() if spec.name.startswith(f"NetHack{name}"))
-    return next(aims, _NETHACK_AIMS["Score"])
-
-
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     # A score has no value from which on it is a success.
     if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
@@ -224,7 +209,7 @@ NETHACK_FAMILY = Family(
     adapt=GameObservation,
     options=frozenset({"crop", "message", "leak", "status"}),
     caption=_caption,
-    aim=_aim,
+    aim=aims_of("nethack", lambda spec: "MiniHack" if _is_minihack(spec) else spec.name),
     signals=lambda spec: NETHACK_SIGNALS,
     sense=_sense,
     metrics=lambda env: Delving(),

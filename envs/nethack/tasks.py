@@ -25,6 +25,8 @@ from envs.nethack.view import STAT_CONDITION, STAT_DEPTH, STAT_HUNGER, STAT_SCOR
 from envs.types import EnvStep
 
 Command = nethack.Command
+# Rewards float64 (N,), and bool (N,) whether the task is won.
+Verdict = tuple[np.ndarray, np.ndarray]
 ACTIONS = (*TASK_ACTIONS, Command.CAST, Command.QUAFF, Command.PRAY, Command.PICKUP, Command.PAY)
 # The reward of what ends a task, and of a step that takes no time in the game.
 WIN_REWARD = 50.0
@@ -133,7 +135,7 @@ class NetHackTask(NLE):
         super().__init__(*args, actions=actions, **kwargs)
         self.games = Games([self], narrow=False)
 
-    def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def judge(self, games: Games, before: np.ndarray) -> Verdict:
         """Rewards float64 (N,), and bool (N,) whether the task is won, after a step of N games; `before` as `score`."""
         raise NotImplementedError
 
@@ -163,7 +165,7 @@ class Score(NetHackTask):
         super().__init__(*args, **kwargs)
         self.penalty_step = penalty_step
 
-    def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def judge(self, games: Games, before: np.ndarray) -> Verdict:
         return score(games, before, self.penalty_step), np.zeros(len(before), bool)
 
 
@@ -174,7 +176,7 @@ class Oracle(NetHackTask):
         super().__init__(*args, **kwargs)
         self.sober = sober
 
-    def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def judge(self, games: Games, before: np.ndarray) -> Verdict:
         glyphs, on_map = neighbours(games, np.arange(len(before)), games.blstats, 3)
         is_oracle = (glyphs == oracle_glyph()) & (on_map == 1)
         won = is_oracle.any(1)
@@ -193,7 +195,7 @@ class Staircase(NetHackTask):
         super().__init__(*args, **kwargs)
         self.level = level
 
-    def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def judge(self, games: Games, before: np.ndarray) -> Verdict:
         won = (games.blstats[:, STAT_DEPTH] == self.level) & (before[:, 2] != self.level)
         # A hole or a trap door leads down too, but only stairs are descended.
         for row in np.flatnonzero(won).tolist():

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from envs.transitions import index_obs
+
 # Metres: the width of a lane, and a car's length and width. Lane k has its centre at y = WIDTH * k,
 # the leftmost is 0.
 WIDTH = 4.0
@@ -127,12 +129,10 @@ class RoadPainter:
         sprite[body][1:-1, 1:-1] = inner
         return sprite
 
-    def draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
-        """Pictures of K roads with V cars each, all (K, V): uint8 (K, size, size, 3)."""
-        parts = []
-        for start in range(0, len(x), _BATCH_ROADS):
-            rows = slice(start, start + _BATCH_ROADS)
-            parts.append(self._draw(x[rows], y[rows], heading[rows], crashed[rows]))
+    def draw(self, **cars: np.ndarray) -> np.ndarray:
+        """Pictures uint8 (K, size, size, 3) of K roads with V cars each: `x`, `y`, `heading` and `crashed`, (K, V)."""
+        starts = range(0, len(cars["x"]), _BATCH_ROADS)
+        parts = [self._draw(**index_obs(cars, slice(start, start + _BATCH_ROADS))) for start in starts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
