@@ -340,7 +340,11 @@ def spec_of(env_id: str) -> EnvSpec:
             raise ValueError(f"{env_id!r} is no module:Id; give {module_name(module)}:{name}")
         _import_module(module, env_id)
     elif name not in registry:
-        _refuse_id_of_owner(name)
+        for prefix, owner in OWNERS.items():
+            if name.startswith(prefix):
+                raise ValueError(
+                    f"unknown environment {name!r}; did you mean '{owner}:{name}', after {install_module(owner)}?"
+                )
         # Only ours have a namespace, so no package would bring an id with one.
         if "/" not in name and _stem(name) not in map(_stem, registry):
             _import_family_of(name)
@@ -367,37 +371,26 @@ def _import_module(module: str, env_id: str) -> None:
         ) from None
 
 
-def _refuse_id_of_owner(name: str) -> None:
-    """Refuse (ValueError) an id of a package that has to be named before it."""
-    for prefix, owner in OWNERS.items():
-        if name.startswith(prefix):
-            raise ValueError(
-                f"unknown environment {name!r}; did you mean '{owner}:{name}', after {install_module(owner)}?"
-            )
-
-
 def _guess_id(module: str, name: str, just_registered: set[str]) -> str:
     """What was meant by an id that is not registered, in words: of the module, where one is named, or the nearest."""
     # Ids of the same package count as the module's.
     package = module.partition(".")[0]
-    ids = []
-    for known, spec in registry.items():
-        owner = re.split("[.:]", entry(spec))[0]
-        if owner == package or (module and known in just_registered):
-            ids.append(known)
-    is_of_module = bool(ids)
-    if not is_of_module:
-        ids = list(registry)
+    of_module = [
+        known
+        for known, spec in registry.items()
+        if re.split("[.:]", entry(spec))[0] == package or (module and known in just_registered)
+    ]
+    ids = of_module or list(registry)
     by_lower_case = {known.lower(): known for known in ids}
     newest = {_stem(known): known for known in ids}
     near = by_lower_case.get(name.lower())
     if near is None:
-        cutoff = 0.0 if is_of_module else 0.6
+        cutoff = 0.0 if of_module else 0.6
         stems = difflib.get_close_matches(_stem(name), list(newest), n=1, cutoff=cutoff)
         if stems:
             near = newest[stems[0]]
     if near is not None:
-        if is_of_module:
+        if of_module:
             near = f"{module}:{near}"
         return f"did you mean {near!r}?"
     # An id has a namespace before its slash, and a module before its colon.

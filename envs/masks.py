@@ -71,9 +71,7 @@ def require_mask(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
     """The mask given to a policy that was trained with masks, of one observation or of `rows`, as bool (rows, n)."""
     if mask is None:
         raise ValueError(f'this policy was trained with action masks; give one: predict(obs, mask=info["{MASK}"])')
-    mask = np.asarray(mask)
-    if mask.ndim == 1:
-        mask = mask[None]
+    mask = np.atleast_2d(mask)
     if len(mask) != rows:
         raise ValueError(f"a mask of {len(mask)} rows does not fit {rows} observations; give one row for each")
     groups = sizes(space)

@@ -285,11 +285,11 @@ class NoisyTV(Recorded):
             raise ValueError(f'noisy_tv={mode!r} is unknown; give "always" or "on_demand"')
         if size < 1:
             raise ValueError(f"size={size} is too small for a television; give at least 1")
-        self.observation_space, self.screen = _add_screen(env.observation_space, size)
         edge = slice(-size, None)
         self._corner: tuple[slice, ...] = (slice(None), edge, edge)
         if is_channels_last(env.observation_space):
             self._corner = (edge, edge)
+        self.observation_space, self.screen = _add_screen(env.observation_space, size, self._corner)
         # Looked up once, as it draws at every step.
         self._inner = env.unwrapped
         self._always = mode == "always"
@@ -348,7 +348,7 @@ class EpisodicReward(Recorded):
         return obs, reward, terminated, truncated, info
 
 
-def _add_screen(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
+def _add_screen(space: spaces.Space, size: int, corner: tuple[slice, ...]) -> tuple[spaces.Space, np.ndarray]:
     if isinstance(space, spaces.Dict) and "tv" not in space.spaces:
         tv = spaces.Box(0.0, 1.0, (size,), np.float32)
         return spaces.Dict({**space.spaces, "tv": tv}), np.zeros(size, np.float32)
@@ -359,13 +359,9 @@ def _add_screen(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarra
         high = np.append(space.high, screen + 1)
         return spaces.Box(low, high, dtype=dtype), screen
     if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
-        channels, height, width = space.shape
-        shape = (channels, size, size)
-        if is_channels_last(space):
-            height, width, channels = space.shape
-            shape = (size, size, channels)
+        height, width = space.shape[:2] if is_channels_last(space) else space.shape[1:]
         side = min(height, width)
         if size > side:
             raise ValueError(f"size={size} does not fit into pictures of {height} x {width}; give {side}")
-        return space, np.zeros(shape, np.uint8)
+        return space, np.zeros_like(space.low[corner])
     raise ValueError(f"a television does not suit {space}; it needs flat float, uint8 image or Dict observations")

@@ -8,6 +8,8 @@ Source: minigrid 3.2 (Farama Foundation): minigrid_env.py (step, gen_obs_grid) a
 observation is that of `envs.minigrid.family.GridObservation`; limits stand in `minigrid_levels`.
 """
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 from minigrid.core.actions import Actions
@@ -95,9 +97,8 @@ class BatchedMiniGrid(BatchedEnv):
         self._set_up_sight()
 
         self._situation = array(np.zeros(n, np.int64))
-        self._sight = NO_SIGHT
         self._speech = original.get_wrapper_attr("speech")
-        self._captions: Captions | None = None
+        self._captions: Any = None
         if "text" in self.modalities:
             self._captions = Captions(self._speech, rules, missions(self.world), self.max_steps, n)
             self.modalities["text"] = self._captions.text
@@ -122,8 +123,7 @@ class BatchedMiniGrid(BatchedEnv):
         array = self.arrays.array
         column, row = np.divmod(np.arange(self._size**2), self._size)
         # What a cell adds to the number of its row: 2 to the power of its column.
-        is_in_row = row[:, None] == np.arange(self._size)
-        place = np.where(is_in_row, 2.0 ** column[:, None], 0.0)
+        place = np.eye(self._size)[row] * 2.0 ** column[:, None]
         self._clear = array(IS_SEE_THROUGH)
         self._place = array(place.astype(np.float32))
         seen, beam, bits = _spread_light(self._size)
@@ -206,8 +206,6 @@ class BatchedMiniGrid(BatchedEnv):
 
     def _show(self, rows: Array) -> None:
         captions = self._captions
-        if captions is None:
-            return
         host = self.arrays.numpy
         sight = host(self._sight) if captions.full else NO_SIGHT
         if len(rows) < self.num_envs or self._steps[0] == 0:
@@ -287,7 +285,7 @@ class Captions:
     def step(self, situation: np.ndarray, view: np.ndarray, steps: np.ndarray, salt: np.ndarray | None) -> None:
         """All environments have made a step: the rows looked up in the rules, and more of each, all (N, ...)."""
         text = self._phrases.take(self._events.take(situation))
-        if self.chatter and salt is not None:
+        if salt is not None:
             rows = (situation >= self._done).nonzero()[0]
             pictures = single.picture(salt[rows], steps[rows], self._pictures)
             text[rows] = [single.chatters(number) for number in pictures.tolist()]
@@ -435,12 +433,4 @@ def _spread_light(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             ahead[cell] |= through
             ahead[cell + side] |= through
     bits = np.arange(2**size)[:, None] >> np.arange(size) & 1
-    return _number_of(light), _number_of(ahead) << size, bits.astype(np.uint8)
-
-
-def _number_of(bits: np.ndarray) -> np.ndarray:
-    """The numbers (N,) whose bits these are, (size, N), the lowest first."""
-    number = np.zeros_like(bits[0])
-    for place, bit in enumerate(bits):
-        number += bit << place
-    return number
+    return (light << bit).sum(0), (ahead << bit + size).sum(0), bits.astype(np.uint8)

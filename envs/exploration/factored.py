@@ -60,10 +60,6 @@ class ProcMaze(CellWorld):
         arrived = self.agent == self.goal
         return self._obs(), float(arrived), arrived, False, {}
 
-    def fewest_steps(self) -> int:
-        """The least number of steps from here to the goal."""
-        return int(distances(next_cells(self.walls), [self.goal])[self.agent])
-
     def _picture(self) -> np.ndarray:
         n = self.size
         # Odd lines of the plan are cells, even ones the walls between them.
@@ -120,22 +116,6 @@ class ButtonGrid(CellWorld):
             self.agent = int(self.leads[self.agent, action])
         finished = bool(self.lit.all())
         return self._obs(), float(finished), finished, False, {}
-
-    def fewest_steps(self) -> int:
-        """The least number of steps until all are lit: breadth first over cells and lights."""
-        n_cells = self.size**2
-        n_buttons = len(self.buttons)
-        bits = 1 << np.arange(n_buttons)
-        # The number of a state is lights * n_cells + cell, with a bit of `lights` a button.
-        lights = np.arange(2**n_buttons)[:, None]
-        after_walk = lights[:, :, None] * n_cells + self.leads
-        toggled_bit = np.zeros(n_cells, np.int64)
-        toggled_bit[self.buttons] = bits
-        after_press = (lights ^ toggled_bit) * n_cells + np.arange(n_cells)
-        ways = np.concatenate([after_walk, after_press[:, :, None]], -1)
-        all_lit = (2**n_buttons - 1) * n_cells + np.arange(n_cells)
-        steps = distances(ways.reshape(-1, 5), all_lit)
-        return int(steps[int(self.lit @ bits) * n_cells + self.agent])
 
     def _picture(self) -> np.ndarray:
         plan = np.full((self.size**2, 3), FLOOR_RGB, np.uint8)

@@ -84,8 +84,7 @@ def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]
     # Pegs begin above the surface.
     low[0, 1] = 0.3
     high[0, 1] = 0.8
-    samples = rng.uniform(low, high, (count, 2, 3))
-    samples = samples.astype(np.float32)
+    samples = rng.uniform(low, high, (count, 2, 3)).astype(np.float32)
     return samples[:, 0], samples[:, 1]
 
 

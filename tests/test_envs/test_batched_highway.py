@@ -105,18 +105,21 @@ def test_pictures_differ_from_highway_envs_by_less_than_a_level(env_id, size):
     assert max(differences) < 1.0
 
 
+TWO_CARS = {"x": np.array([[500.0, 530.0]]), "y": np.array([[4.0, 8.0]])}
+
+
 def test_a_car_is_where_it_belongs_and_a_crashed_one_is_red():
     config = dict(make(FAST).unwrapped.config)
     view = RoadPainter(config, 150)
     heading, crashed = np.zeros((1, 2)), np.array([[False, False]])
-    picture = view.draw(np.array([[500.0, 530.0]]), np.array([[4.0, 8.0]]), heading, crashed)[0]
+    picture = view.draw(**TWO_CARS, heading=heading, crashed=crashed)[0]
     # The agent at 0.3 and 0.5 of the screen; the other 30 m * 5.5 px ahead of 600 px, 4 m * 5.5 px below of 150.
     agent, other = picture[75, 45], picture[75 + 22, 45 + round(30 * 5.5 / 4)]
     assert agent.tolist() == [50, 200, 0]
     assert other.tolist() == [100, 200, 255]
     assert picture[140, 75].tolist() == [100, 100, 100]
     crashed[...] = True
-    assert view.draw(np.array([[500.0, 530.0]]), np.array([[4.0, 8.0]]), heading, crashed)[0][75, 45].tolist() == [
+    assert view.draw(**TWO_CARS, heading=heading, crashed=crashed)[0][75, 45].tolist() == [
         255,
         100,
         100,
@@ -125,9 +128,11 @@ def test_a_car_is_where_it_belongs_and_a_crashed_one_is_red():
 
 def test_cars_that_turn_are_seen_and_of_two_in_one_place_the_last():
     view, nobody = RoadPainter(dict(make(FAST).unwrapped.config), 150), np.array([[False, False]])
-    turned = view.draw(np.array([[500.0, 530.0]]), np.array([[4.0, 8.0]]), np.array([[1.5, 0.4]]), nobody)[0]
+    turned = view.draw(**TWO_CARS, heading=np.array([[1.5, 0.4]]), crashed=nobody)[0]
     assert turned[75, 45].tolist() == [50, 200, 0] and turned[97, 86].tolist() == [100, 200, 255]
-    both = view.draw(np.array([[500.0, 500.0]]), np.array([[4.0, 4.0]]), np.zeros((1, 2)), nobody)[0]
+    both = view.draw(x=TWO_CARS["x"][:, [0, 0]], y=TWO_CARS["y"][:, [0, 0]], heading=np.zeros((1, 2)), crashed=nobody)[
+        0
+    ]
     assert both[75, 45].tolist() == [100, 200, 255]
 
 
