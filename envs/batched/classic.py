@@ -195,7 +195,8 @@ class BatchedMountainCarGoal(BatchedMountainCar):
 
     def _advance(self, actions: Array) -> Outcome:
         x = self.state["x"]
-        before = x.clone() if self.arrays.is_torch else x.copy()
+        # A copy, as the step changes the state in place.
+        before = x * 1.0
         super()._advance(actions)
         was_there = before[:, 0] >= FLAG
         x[...] = self.xp.where(was_there[:, None], before, x)

@@ -212,12 +212,7 @@ def _background(world: Any, name: str, size: int) -> Array:
     """What stands still, float32 (size, size, 3): the original's own picture with everything else out of sight."""
     if "MountainCar" not in name:
         return np.full((size, size, 3), 255, np.float32)
-    env: Any
-    if world.spec:
-        env = gym.make(world.spec.id, render_mode="rgb_array")
-    else:
-        env = type(world)("rgb_array")
-    inner = env.unwrapped
+    inner: Any = gym.make(world.spec.id, render_mode="rgb_array").unwrapped
     inner.reset(seed=0)
     inner.state = np.array([-3.0, 0.0])
     image = render.resize(inner.render(), size).astype(np.float32)

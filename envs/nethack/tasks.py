@@ -12,14 +12,13 @@ agent does not eat, as a random policy would die of it; a task that is won ends 
 When it fails: a game asks for more than `MAX_ANSWERS` answers in a row; the next action continues from there.
 """
 
-import enum
 import functools
 from typing import Any
 
 import numpy as np
 from nle import nethack
 from nle.env.base import NLE, SKIP_EXCEPTIONS
-from nle.env.tasks import TASK_ACTIONS
+from nle.env.tasks import TASK_ACTIONS, NetHackStaircase
 
 from envs.nethack.view import STAT_CONDITION, STAT_DEPTH, STAT_HUNGER, STAT_SCORE, STAT_TIME, Games, neighbours
 from envs.types import EnvStep
@@ -123,13 +122,8 @@ def oracle_glyph() -> int:
 class NetHackTask(NLE):
     """One game, played with `ACTIONS`; `judge` defines rewards and success."""
 
-    class StepStatus(enum.IntEnum):
-        """How a step ended; the names are NLE's."""
-
-        ABORTED = -1
-        RUNNING = 0
-        DEATH = 1
-        TASK_SUCCESSFUL = 2
+    # How a step ended.
+    StepStatus: Any = NetHackStaircase.StepStatus
 
     def __init__(self, *args: Any, actions: Any = ACTIONS, **kwargs: Any) -> None:
         super().__init__(*args, actions=actions, **kwargs)

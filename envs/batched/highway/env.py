@@ -129,11 +129,22 @@ class BatchedHighway(BatchedEnv):
 
         target_speed = speed.copy()
         target_speed[:, 0] = self._speeds[self._speed_index(speed[:, 0])]
-        timer = (x + y) * np.pi % 1.0
-        moving = dict(x=x, y=y, heading=np.zeros(shape), speed=speed, target_speed=target_speed)
-        deciding = dict(timer=timer, delta=rng.uniform(*DELTAS, shape), lane=lane, target=lane.copy())
         never = np.zeros(shape, bool)
-        return moving | deciding | dict(crashed=never, hit=never.copy(), impact=np.zeros((*shape, 2)))
+        # The pool copies them all, so lane and target, and the two that never happened, may be one array here.
+        return dict(
+            x=x,
+            y=y,
+            heading=np.zeros(shape),
+            speed=speed,
+            target_speed=target_speed,
+            timer=(x + y) * np.pi % 1.0,
+            delta=rng.uniform(*DELTAS, shape),
+            lane=lane,
+            target=lane,
+            crashed=never,
+            hit=never,
+            impact=np.zeros((*shape, 2)),
+        )
 
     def _speed_index(self, speed: np.ndarray) -> np.ndarray:
         """The index of the target speed nearest to `speed`."""
@@ -317,7 +328,7 @@ class Traffic:
         np.multiply(self._speed, self._cos, out=self._vx)
         np.multiply(self._speed, self._sin, out=self._vy)
         legal_speed = np.clip(state["target_speed"], 0, SPEED_LIMIT)
-        self._target_speed[:total] = np.abs(nonzero(legal_speed)).ravel()
+        self._target_speed[:total] = nonzero(legal_speed).ravel()
 
         order = np.argsort(state["x"], axis=1, kind="stable") + self._base
         self._order[:, 1:-1] = order
