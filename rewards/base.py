@@ -484,6 +484,7 @@ class ReturnStd(RewardStd):
         super().update(returns, ended, valid)
 
 
+@dataclass(eq=False)
 class RewardEma(StreamScale):
     """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update.
 
@@ -492,11 +493,9 @@ class RewardEma(StreamScale):
     """
 
     saved = ("average", "updates", "count")
-
-    def __init__(self, decay: float = 0.9) -> None:
-        self.decay = decay
-        self.average = 0.0
-        self.updates = 0
+    decay: float = 0.9
+    average: float = 0.0
+    updates: int = 0
 
     @property
     def value(self) -> float:  # type: ignore[override]

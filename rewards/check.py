@@ -98,7 +98,7 @@ class _Check:
             self.device = "cpu"
             self.observation_space = observation_space or spaces.Box(-1.0, 1.0, (4,), np.float32)
             self.action_space = action_space or spaces.Discrete(3)
-        self.reward = self.build(seed=0)
+        self.reward = self.build()
         rollout = transitions or random_rollout(
             self.observation_space, self.action_space, self.reward.requires, self.reward.frame_size or 64
         )
@@ -142,7 +142,7 @@ class _Check:
         strange = score[~np.isfinite(score)][:1]
         self.need(not len(strange), f"score returned {strange} {what}; every score must be finite")
 
-    def build(self, *, seed: int, observation_space: Space | None = None) -> Reward:
+    def build(self, *, seed: int = 0, observation_space: Space | None = None) -> Reward:
         space = observation_space or self.observation_space
         config = copy.deepcopy(self.config)
         with self.guard("building it"):
@@ -371,19 +371,19 @@ class _Check:
 
     def check_update(self) -> None:
         for batch in (self.rollout, self.flat, self.flat[:1]):
-            metrics = self.update(self.build(seed=0), batch)
+            metrics = self.update(self.build(), batch)
             fine = isinstance(metrics, dict) and all(map(_is_finite_number, metrics.values()))
             form = "it must be a dict of finite numbers, empty if nothing is logged"
             self.need(fine, f"update returned {metrics!r}; {form}")
 
     def check_lengths(self) -> None:
         """Rollouts differ in length within a run, as its last one does, and in environments from run to run."""
-        reward = self.build(seed=0)
+        reward = self.build()
         rollout = self.rollout
         self.update(reward, rollout)
         for batch in (rollout[:-1], concatenate([rollout, rollout]), rollout[:1]):
             self.check_shape(reward, batch)
-        self.check_shape(self.build(seed=0), rollout[:, :1])
+        self.check_shape(self.build(), rollout[:, :1])
 
     def check_shape(self, reward: Reward, rollout: Transitions) -> None:
         """Neither `update` nor `score` fails on a rollout."""
@@ -409,8 +409,8 @@ class _Check:
         # The same rollout but for its last row, which is not valid.
         changed = concatenate([self.rollout[:-1], self.rollout[1:2]])
         # Two equal instances learn from rollouts that differ in nothing that may be learnt from.
-        one = self.build(seed=0)
-        two = self.build(seed=0)
+        one = self.build()
+        two = self.build()
         self.update(one, self.rollout.replace(valid=valid, truncated=truncated))
         self.update(two, changed.replace(valid=valid, truncated=truncated))
         same = is_equal(one.state_dict(), two.state_dict())
@@ -422,7 +422,7 @@ class _Check:
 
     def check_state(self) -> None:
         """Rule 5: a fresh instance that loads `state_dict()` goes on equally, in another process, too."""
-        learned = self.build(seed=0)
+        learned = self.build()
         self.update(learned, self.rollout)
         fresh = self.build(seed=1)
         fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
@@ -433,7 +433,7 @@ class _Check:
             self.update(fresh, self.rollout)
         # A checkpoint is loaded by another process, so what is hashed must not depend on it.
         with another_process(self.kind):
-            fresh = self.build(seed=0)
+            fresh = self.build()
             fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
             elsewhere = self.score(self.flat, fresh)
         same = np.array_equal(self.score(self.flat, learned), elsewhere)
@@ -461,7 +461,7 @@ class _Check:
 
     def check_constant_input(self) -> None:
         """Nothing observed, nothing changed, one transition over and over: what is divided by is zero, nothing NaN."""
-        reward = self.build(seed=0)
+        reward = self.build()
         flat = self.flat
         still: dict[str, Any] = {"obs": flat.next_obs, "extras": dict(flat.extras)}
         for name in MODALITIES:
@@ -490,7 +490,7 @@ class _Check:
         space = spaces.Text(5)
         words = np.array(["word"] * len(self.flat.step), dtype=object)
         try:
-            reward = self.build(seed=0, observation_space=space)
+            reward = self.build(observation_space=space)
         except Exception as error:
             refused = isinstance(error, ValueError) and "Text" in str(error)
             met = f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it"

@@ -17,6 +17,7 @@ normalises the sum). Fails when: the policy's features lack what the bonus depen
 """
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,9 +111,8 @@ class RewardCallback(BaseCallback):
         self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
 
     def _init_callback(self) -> None:
-        n = self.training_env.num_envs
         if self.tracker is None:
-            self.tracker = EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
+            self.tracker = EpisodeTracker(self.mix.streams, self.training_env.num_envs, self.mix.frame_size)
         model: Any = self.model
         for name, stream in self.mix.streams.items():
             if stream.reward.config.episodic is False and name not in self.critics:
@@ -272,7 +272,7 @@ class SideCritic(Stateful):
         for _ in range(CRITIC_EPOCHS):
             for rows in np.array_split(self.rng.permutation(n), minibatches):
                 loss = nn.functional.mse_loss(self.net(features[rows]), targets[rows])
-                self.optimizer.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
                 self.optimizer.step()
@@ -298,12 +298,12 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
+@dataclass(eq=False)
 class _Rewards:
     """Stands in for a buffer's `rewards`: writing stores the task's reward, reading scores what is read."""
 
-    def __init__(self, buffer: Any, task: np.ndarray) -> None:
-        self.buffer = buffer
-        self.task = task
+    buffer: Any
+    task: np.ndarray
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.task[index] = value

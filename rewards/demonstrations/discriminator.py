@@ -22,6 +22,8 @@ of a bad policy, which it imitates as faithfully. airl costs PPO two fifths of i
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +74,9 @@ class DemosDiscriminator(Learned):
         self.demos = demos.replace(frame=None, obs_frame=None, text=None, obs_text=None, extras={})
         if config.form == "sqil":
             self.learns = False
-            self.recorded_actions = self._actions_by_pair()
+            self.recorded_actions: dict[bytes, list[np.ndarray]] = defaultdict(list)
+            for pair, action in self._pairs(self.demos):
+                self.recorded_actions[pair].append(action)
             return
         self.watch(self.demos)
         step = self.rows(self.demos.next_obs) - self.rows(self.demos.obs)
@@ -173,35 +177,27 @@ class DemosDiscriminator(Learned):
         rows[:, self.layout.used] = x
         return rows
 
-    def _actions_by_pair(self) -> dict[bytes, np.ndarray]:
-        """Both observations of each recorded transition -> the actions that led from one to the other, (K, A)."""
-        actions = self._action_rows(self.demos)
-        places: dict[bytes, list[int]] = {}
-        for place, pair in enumerate(self._pairs(self.demos)):
-            places.setdefault(pair, []).append(place)
-        return {pair: actions[rows] for pair, rows in places.items()}
-
     def _is_recorded(self, batch: Transitions) -> np.ndarray:
         """1 where a transition is one of the recording, else 0: float32 (N,)."""
         score = np.zeros(batch.shape, np.float32)
-        actions = self._action_rows(batch)
-        for place, pair in enumerate(self._pairs(batch)):
+        for place, (pair, action) in enumerate(self._pairs(batch)):
             if pair in self.recorded_actions:
                 # A replay that stores actions scaled gives them back rounded, so that none is equal to the last bit.
-                distance = np.abs(self.recorded_actions[pair] - actions[place]).max(axis=1)
+                distance = np.abs(np.stack(self.recorded_actions[pair]) - action).max(axis=1)
                 score[place] = distance.min() <= MAX_ACTION_GAP
         return score
 
-    def _action_rows(self, batch: Transitions) -> np.ndarray:
-        """Actions (N, A), one-hot or scaled to [-1, 1]; zeros where the action does not count."""
-        if self.config.of == "next_obs":
-            return np.zeros((len(batch.step), 1), np.float32)
-        return self.actions(batch.action).cpu().numpy()
+    def _pairs(self, batch: Transitions) -> Iterator[tuple[bytes, np.ndarray]]:
+        """Both observations of each transition, as replays keep them, and the action that led from one to the other.
 
-    def _pairs(self, batch: Transitions) -> list[bytes]:
-        """Both observations of each transition, as replays keep them."""
+        Actions (A,) are one-hot or scaled to [-1, 1], 0 where the action does not count.
+        """
         pairs = np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)
-        return [pair.tobytes() for pair in pairs]
+        actions = np.zeros((len(pairs), 1), np.float32)
+        if self.config.of == "action":
+            actions = self.actions(batch.action).cpu().numpy()
+        for pair, action in zip(pairs, actions):
+            yield pair.tobytes(), action
 
     def notes(self) -> list[str]:
         lines = [f"{len(self.demos.step):,} transitions are imitated, whatever they were worth"]

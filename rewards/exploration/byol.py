@@ -89,10 +89,8 @@ class BYOL(Episodic, Learned):
         with torch.no_grad():
             paths, after = self.loops(code, action, links, map_values(self.tensor, memory))
         errors = np.zeros(paths.exist.shape, np.float32)
-        # A step may be nothing but resets: then there is no prediction.
-        if paths.exist.any():
-            predictions = paths.predictions(action, target)
-            errors[paths.exist] = self.in_pieces(self.error, *predictions).cpu().numpy()
+        predictions = paths.predictions(action, target)
+        errors[paths.exist] = self.in_pieces(self.error, *predictions).cpu().numpy()
         count = np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
         mean = errors.sum(axis=0) / count
         memory = {name: value.cpu().numpy() for name, value in after.items()}

@@ -120,7 +120,7 @@ class ContrastiveUCB(Learned):
         """Features (N, D), norm 1, of rows (N, size) as they are and coded actions (N, A)."""
         if self.config.phi == "outer":
             product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
-            return normalize(product.flatten(1), dim=1).numpy()
+            return normalize(product.flatten(1)).numpy()
         self.set_used_columns(rows)
         x = self.whiten(rows, self.layout.used)
         return self.in_pieces(self.encode, x, action).cpu().numpy()
@@ -128,7 +128,7 @@ class ContrastiveUCB(Learned):
     def encode(self, x: Tensor, action: Tensor) -> Tensor:
         hidden = self.trunk(x).relu()
         features = self.features(torch.cat([hidden, action], dim=1))
-        return normalize(features, dim=1)
+        return normalize(features)
 
     def columns(self, batch: Transitions) -> Columns:
         # Only the number of rows counts: `epoch` draws as many from the sample.
@@ -137,7 +137,7 @@ class ContrastiveUCB(Learned):
     def loss(self, *columns: Tensor) -> Losses:
         x, action, after = columns
         # InfoNCE: each row of the minibatch has to find its own successor among all of them.
-        psi = normalize(self.psi(after), dim=1)
+        psi = normalize(self.psi(after))
         similarity = self.encode(x, action) @ psi.T / self.config.temperature
         own = torch.arange(len(x), device=similarity.device)
         return {"contrast_loss": cross_entropy(similarity, own)}

@@ -111,7 +111,7 @@ class Hash:
         self.bins: dict[str, np.ndarray] = {}  # widths of cells, of the parts that are floats
         for key, box in self.parts.items():
             if np.issubdtype(box.dtype, np.floating):
-                size = int(np.prod(box.shape or ()))
+                size = math.prod(box.shape or ())
                 self.bins[key] = _cell_widths(bin, size, key, reward)
         bin_bytes = tuple((key, widths.tobytes()) for key, widths in self.bins.items())
         self.key = ("cells", id(space), tuple(keys), bin_bytes)

@@ -92,9 +92,8 @@ class DEIR(Episodic, Learned):
         if len(batch.shape) == 1:
             batch = batch[None]
         visits = Visits(batch)
-        features = self.config.features
         x, _ = self._embed_visits(visits, self._empty_trajectories(batch.shape[1]))
-        trajectory = x[visits.rows, :, features:]
+        trajectory = x[visits.rows, :, self.config.features :]
         return super().update(batch.replace(extras={"way": trajectory}))
 
     def columns(self, batch: Transitions) -> Columns:
@@ -136,6 +135,6 @@ class DEIR(Episodic, Learned):
                 trajectories[t] = h
                 after = self.trajectory(embedding[t], h)
                 h = torch.where(valid[t, :, None], after, h)
-                h = torch.where(ends[:, None], torch.zeros_like(h), h)
+                h = torch.where(ends[:, None], 0.0, h)
         x = np.concatenate([e, trajectories.cpu().numpy()], axis=2)
         return x, h.cpu().numpy()

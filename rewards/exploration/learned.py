@@ -182,9 +182,7 @@ class Learned(Reward):
 
     def fit(self, columns: Columns) -> Metrics:
         """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
-        compiled = None
-        if self.compiles:
-            compiled = self.compiled.kernel("loss", "descend", "fit")
+        compiled = self.compiled.kernel("loss", "descend", "fit")
         sums: Any = Counter()
         count = 0
         for _ in range(self.config.epochs):
@@ -274,10 +272,9 @@ class Learned(Reward):
 
     def in_pieces(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        if self.compiles:
-            compiled_values = self.compiled.rates(function, columns)
-            if compiled_values is not None:
-                return compiled_values
+        compiled_values = self.compiled.rates(function, columns)
+        if compiled_values is not None:
+            return compiled_values
         piece_rows = MAX_PIECE_ROWS if self.layout.images else len(columns[0])
         split_columns = zip(*(column.split(piece_rows) for column in columns))
         with torch.no_grad():
@@ -431,7 +428,7 @@ class ActionCode:
                 self.blocks = space.nvec.ravel().tolist()
                 self.start = np.asarray(space.start).ravel()
             case spaces.MultiBinary():
-                self.blocks = [2] * int(np.prod(space.shape))
+                self.blocks = [2] * math.prod(space.shape)
                 self.start = np.zeros(len(self.blocks), np.int64)
             case spaces.Box():
                 low = space.low.ravel().astype(np.float64)
@@ -552,7 +549,7 @@ class Layout:
         # Layouts that flatten observations to the same rows have equal keys.
         self.key = (id(space), tuple(keys), channels, smallest_image)
         self.channels = channels
-        self.images: dict[str, tuple[int, int, int]] = {}  # name -> (C, H, W), in their order in the row
+        self.images: dict[str, tuple[int, ...]] = {}  # name -> (C, H, W), in their order in the row
         # How many numbers of a row are vectors, one-hot for Discrete; smaller images count among them.
         self.vector = 0
         vectors: list[str] = []
@@ -563,7 +560,7 @@ class Layout:
                     f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most that"
                 )
             if shape and min(shape[1:]) >= smallest_image:
-                self.images[key] = (channels or shape[0], shape[1], shape[2])
+                self.images[key] = (channels or shape[0], *shape[1:])
             else:
                 vectors.append(key)
                 low, _ = self._bounds(key)
@@ -620,9 +617,8 @@ class Layout:
         return values.reshape(len(values), width).astype(np.float32, copy=False)
 
 
-def _image_shape(space: Space) -> tuple[int, int, int] | None:
+def _image_shape(space: Space) -> tuple[int, ...] | None:
     """(C, H, W) of a channel-first image of bytes, None for anything else."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
         return None
-    channels, height, width = space.shape
-    return channels, height, width
+    return space.shape

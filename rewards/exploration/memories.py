@@ -14,6 +14,7 @@ noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Ra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class EpisodeMemory:
 
     def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
-        kernel = self.kernel() if self.compiled else None
+        kernel = self.kernel()
         if kernel:
             compiled_walk = getattr(kernel, self.compiled)
             after = {name: memory[name].copy() for name in self.initial(0)}
@@ -138,11 +139,11 @@ def values_at_both(function: Callable[[Obs], np.ndarray], batch: Transitions) ->
     return values_at_obs(batch, after, lambda rows: function(index_obs(batch.obs, rows))), after
 
 
+@dataclass(eq=False)
 class CountMemory(EpisodeMemory):
     """How often each cell, a 64-bit key above 0, was visited; the oldest cells are forgotten first."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    capacity: int
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
         return {

@@ -37,9 +37,8 @@ class NGU(PseudoCount):
 
     def build(self) -> None:
         super().build()
-        config = self.config
-        shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
-        shared["learning_rate"] = config.rnd_learning_rate
+        shared = {field.name: getattr(self.config, field.name) for field in fields(LearnedConfig)}
+        shared["learning_rate"] = self.config.rnd_learning_rate
         spaces = (self.observation_space, self.action_space)
         # Another seed, or both halves would draw the same weights.
         self.rnd = RND(RNDConfig(**shared), *spaces, seed=self.seed + 1, device=self.device)
@@ -53,10 +52,9 @@ class NGU(PseudoCount):
     def update(self, batch: Transitions) -> Metrics:
         metrics = super().update(batch)
         flat = batch.flatten()
-        if np.any(flat.valid):
-            # The errors from before RND learns from these transitions, as `scan` sees them.
-            error = self.rnd.score(flat)
-            self.error.update(error[flat.valid])
+        # The errors from before RND learns from these transitions, as `scan` sees them.
+        error = self.rnd.score(flat)
+        self.error.update(error[flat.valid])
         for name, value in self.rnd.update(flat).items():
             metrics[f"rnd_{name}"] = value
         return metrics

@@ -59,8 +59,6 @@ class PseudoCount(Episodic, InverseDynamics):
 
     def update(self, batch: Transitions) -> Metrics:
         metrics = super().update(batch)
-        if not np.any(batch.valid):
-            return metrics
         # Transitions without an axis of time are walked as if they were one episode.
         if len(batch.shape) == 1:
             batch = batch[:, None]

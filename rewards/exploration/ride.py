@@ -69,8 +69,7 @@ class RIDE(Episodic, InverseDynamics):
         }
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
-        config = self.config
         one, two = tape.apply_to_each(self.encoder.dense, x, after)
         ahead = tape.net(self.forward, one, action)
-        tape.squares("forward_loss", ahead, two, 1 / two.n, config.forward_weight)
-        self.tape_inverse(tape, one, two, action, config.inverse_weight)
+        tape.squares("forward_loss", ahead, two, 1 / two.n, self.config.forward_weight)
+        self.tape_inverse(tape, one, two, action, self.config.inverse_weight)

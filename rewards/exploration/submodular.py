@@ -100,7 +100,7 @@ class Submodular(Episodic, Learned):
         if radius < 1:
             return np.zeros((1, 1))
         box, *other_parts = self.hash.parts.values()
-        size = int(np.prod(box.shape or ()))
+        size = math.prod(box.shape or ())
         reach = math.floor(radius)
         width = 2 * reach + 1
         if other_parts or not isinstance(box, gym.spaces.Box) or width**size > MAX_DISC_CELLS:

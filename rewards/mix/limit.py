@@ -20,6 +20,7 @@ episodes pass between two.
 """
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ PROPORTIONAL_GAIN = 5.0
 UPDATES_BEFORE_WARNING = 50
 
 
+@dataclass(eq=False)
 class Limit(Stateful):
     """The multiplier of one stream, in the place of its weight: called with timesteps it gives -lambda.
 
@@ -60,27 +62,29 @@ class Limit(Stateful):
         "has_warned",
     )
 
-    def __init__(self, name: str, limit: float, per: str, rate: float, start: float = 0.0) -> None:
-        self.name = name
-        self.limit = limit
-        self.per = per
-        self.rate = rate
-        # The multiplier, and the part of it that is summed up.
-        self.integral = start
-        self.multiplier = start
-        # Fading sums of costs, and of the steps or episodes in which they came up.
-        self.cost_sum = 0.0
-        self.count_sum = 0.0
-        # Costs since an episode ended.
-        self.pending_cost = 0.0
-        # The price p, and fading sums of |other rewards|, of rows, of |c| and of c^2.
-        self.price = 1.0
+    name: str
+    limit: float
+    per: str
+    rate: float
+    # The multiplier, and at first the part of it that is summed up, too.
+    multiplier: float = 0.0
+    # Fading sums of costs, and of the steps or episodes in which they came up.
+    cost_sum: float = 0.0
+    count_sum: float = 0.0
+    # Costs since an episode ended.
+    pending_cost: float = 0.0
+    # The price p.
+    price: float = 1.0
+    # Mean cost of the last update; in how many in a row it was above the limit, and the lowest of these means.
+    newest: float = 0.0
+    updates_above: int = 0
+    lowest: float = 0.0
+    has_warned: bool = False
+
+    def __post_init__(self) -> None:
+        self.integral = self.multiplier
+        # Fading sums of |other rewards|, of rows, of |c| and of c^2.
         self.sizes = np.zeros(4)
-        # Mean cost of the last update; in how many in a row it was above the limit, and the lowest of these means.
-        self.newest = 0.0
-        self.updates_above = 0
-        self.lowest = 0.0
-        self.has_warned = False
 
     @property
     def spec(self) -> str:

@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -450,8 +451,9 @@ class Stream(Stateful):
             raise ValueError(f"reward.{name}.credit=min is the least reward of an episode; leave episodic=true")
         self.references: References | None = None
         if config.shape in RELATIVE:
-            shape = reward.observation_space.shape
-            self.references = References(config.references, config.warmup, config.references_from, shape)
+            self.references = References(
+                config.references, config.warmup, config.references_from, reward.observation_space.shape
+            )
         # Some rewards with a memory know the score at `obs` themselves. For others the score of the step before is kept
         # beside the reward's own memory.
         is_overridden = type(reward).score_both_states is not Reward.score_both_states
@@ -637,6 +639,7 @@ class Stream(Stateful):
         return text
 
 
+@dataclass(eq=False)
 class GuardedUpdates(Stateful):
     """`Reward.update`, with recovery from losses that are NaN or infinite.
 
@@ -647,14 +650,13 @@ class GuardedUpdates(Stateful):
 
     saved = {"skipped": "skipped", "restored": "restored", "row": "_skipped_in_a_row"}
 
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-        self.skipped = 0
-        self.restored = 0
-        self._skipped_in_a_row = 0
-        self._finite_updates = 0
-        # Weights, and the state of each optimiser; a resumed run takes its first copy at its first finite update.
-        self._good_copy: tuple[list[torch.Tensor], list[dict[str, Any]]] | None = None
+    reward: Reward
+    skipped: int = 0
+    restored: int = 0
+    _skipped_in_a_row: int = 0
+    _finite_updates: int = 0
+    # Weights, and the state of each optimiser; a resumed run takes its first copy at its first finite update.
+    _good_copy: tuple[list[torch.Tensor], list[dict[str, Any]]] | None = None
 
     def update(self, batch: Transitions) -> Metrics:
         optimizers = optimizers_of(self.reward)

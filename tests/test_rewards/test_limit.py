@@ -40,7 +40,7 @@ def test_the_multiplier_by_hand():
 
 
 def test_above_the_price_a_step_is_relative_to_the_multiplier():
-    limit = Limit("speed", 0.5, "step", rate=0.1, start=4.0)
+    limit = Limit("speed", 0.5, "step", rate=0.1, multiplier=4.0)
     limit.observe(cost=1.0, count=1)
     assert limit.integral == pytest.approx(4 + 0.1 * 4 * 0.5)
     assert limit.multiplier == pytest.approx(4.2 + 4.2 * 0.5 * 0.5)

@@ -278,8 +278,7 @@ class Compiled:
             program = self._write_tape(columns).program(losses=1)
             # A place of -1 asks for the errors of the last loss instead of units.
             self.programs["error"] = [(*program, Units(-1, 1))]
-        value = self.reward.optimizer.value
-        return _outputs(compiled, self.programs["error"], value, columns)[0, :, 0]
+        return _outputs(compiled, self.programs["error"], self.reward.optimizer.value, columns)[0, :, 0]
 
     def _layer_outputs(self, net: Any, layers: Any, columns: Sequence[Tensor]) -> Tensor | None:
         """The outputs (N, D) of dense layers; None where they are not compiled, or only some columns are given."""
