@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from envs.make import make_vec
-from rewards.vision.encoder import UNTRAINED, shared_encoder
+from rewards.vision.encoder import UNTRAINED, ClipEncoder
 from runners.cli.compose import compose
 from runners.run.build import Parts, build
 
@@ -89,10 +89,10 @@ def clip(device: str, model: str = "ViT-B-32", rows: int = 8192, batch: int = 51
     import torch
 
     rng = np.random.default_rng(0)
-    small = [shared_encoder("lodestar", "", device=place) for place in (device, "cpu")]
+    small = [ClipEncoder("lodestar", "", device=place) for place in (device, "cpu")]
     frames = rng.integers(0, 255, (64, small[0].size, small[0].size, 3), np.uint8)
     there, here = (one.image(frames, 64).astype(np.float32) for one in small)
-    encoder = shared_encoder(model, UNTRAINED, device=device, precision="bf16")
+    encoder = ClipEncoder(model, UNTRAINED, device=device, precision="bf16")
     frames = rng.integers(0, 255, (rows, encoder.size, encoder.size, 3), np.uint8)
     pixels = torch.rand(batch, 3, encoder.size, encoder.size, device=device)
 

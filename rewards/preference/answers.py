@@ -110,11 +110,8 @@ class KeptAnswers:
     def take(self, like: Transitions, most: int, held: Pair | None = None) -> tuple[Transitions, Transitions, Any]:
         """At most `most` answers not taken before, and not the pair `held`: segments (L, B) twice, labels (B,)."""
         self.drop_segments_unlike(like)
-        new = []
-        for pair in self.segments:
-            if pair not in self.taken and pair != held and self.has_label(pair):
-                new.append(pair)
-        del new[most:]
+        unseen = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)]
+        new = unseen[:most]
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
         self.taken.update(dict.fromkeys(new))

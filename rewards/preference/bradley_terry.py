@@ -116,7 +116,7 @@ class BradleyTerry(Sessions):
         judge = self.judge = make_segment_judge(config.judge, **options)
         self.encoder: ClipEncoder | None = None
         if config.of == "frame":
-            self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device)
+            self.encoder = shared_encoder(self)
             self.requires = judge.requires | {"frame"}
             self.embedding = self.encoder.name
             self.frame_size = judge.frame_size or self.encoder.size

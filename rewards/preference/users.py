@@ -36,7 +36,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -111,7 +111,7 @@ class Users(Sessions):
     labelled: UserAnswers
     # The z (1, D) of the only user, while one alone is served.
     served: np.ndarray | None = None
-    control: ClassVar[dict[str, Any] | None] = {"latent": 0}
+    control = {"latent": 0}
 
     def build(self) -> None:
         config = self.config

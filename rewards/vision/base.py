@@ -8,7 +8,7 @@ import re
 import unicodedata
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +24,18 @@ from rewards.vision.pictures import goal_frames, is_picture_goal
 MAX_TEXT_CHARACTERS = 500
 # Unicode categories: control, format, surrogate, unassigned, private use.
 UNREADABLE_CATEGORIES = ("Cc", "Cf", "Cs", "Cn", "Co")
+# The fields that hold sentences, and what to write there.
+EXAMPLES = {
+    "goal": "say what the agent should reach, such as 'pole standing upright on the cart'",
+    "baseline": "say what any frame shows, such as 'pole and cart'",
+    "negative": "say the opposite of the goal, such as 'the pole is hanging down', or use reward=clip",
+}
 
 
 @dataclass
 class VisionConfig(RewardConfig):
     """Settings of every reward that compares frames with sentences."""
 
-    # The fields that hold sentences.
-    SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)
     goal: str = setting(
         "",
         "what a frame should show, at most 500 characters; several sentences are separated by `|`; or a picture's file,"
@@ -52,8 +56,9 @@ class VisionConfig(RewardConfig):
             shown = any(map(is_picture_goal, sentences(self.goal)))
             self.shape = "potential" if shown else "none"
         super().__post_init__()
-        for name in self.SENTENCES:
-            text = getattr(self, name)
+        for name, text in vars(self).items():
+            if name not in EXAMPLES:
+                continue
             label = f"{self.prefix}{name}"
             if len(text) > MAX_TEXT_CHARACTERS:
                 problem = f"has {len(text)} characters, the limit is {MAX_TEXT_CHARACTERS}"
@@ -80,14 +85,7 @@ class Vision(Reward):
         words = [part for part in sentences(config.goal) if not is_picture_goal(part)]
         if words and config.model.startswith(TIMM):
             raise no_words(config.model, words[0])
-        self.encoder = shared_encoder(
-            config.model,
-            config.weights,
-            seed=self.seed,
-            device=self.device,
-            precision=config.precision,
-            reward=config.name,
-        )
+        self.encoder = shared_encoder(self, config.precision)
         self.frame_size = self.encoder.size
         # Those that the reward reads, for `notes`.
         self.sentences: list[str] = []
@@ -189,13 +187,6 @@ class Vision(Reward):
             raise ValueError(f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; cut it")
         self.sentences.append(text)
         return self.encoder.text([text])
-
-
-EXAMPLES = {
-    "goal": "say what the agent should reach, such as 'pole standing upright on the cart'",
-    "baseline": "say what any frame shows, such as 'pole and cart'",
-    "negative": "say the opposite of the goal, such as 'the pole is hanging down', or use reward=clip",
-}
 
 
 def sentences(text: str) -> list[str]:

@@ -16,7 +16,6 @@ delta).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from rewards.vision.base import Vision, VisionConfig, is_nonzero, sentences, uni
 class ClipConfig(VisionConfig):
     """Settings of `clip` beside those of `VisionConfig`; VLM-RM's value in brackets, its model is ViT-bigG-14."""
 
-    SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "baseline")
     baseline: str = setting("", "what any frame shows, in the form of `goal`; needed where alpha > 0")
     alpha: float = setting(
         0.0, "0 is the plain cosine, 1 only along the line from baseline to goal [0 to 1]", "[0, 1]", tune=(0.0, 1.0)

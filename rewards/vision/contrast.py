@@ -19,7 +19,7 @@ a signal: look at the reward before training); a reference that lacks good or ba
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,6 @@ MIN_DIRECTION_LENGTH = 1e-3
 class ContrastConfig(VisionConfig):
     """Settings of `contrast` beside those of `VisionConfig`; VLM-RL's value in brackets, its model is ViT-bigG-14."""
 
-    SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative")
     negative: str = setting("", "what a frame must not show, in the form of `goal`: sentences separated by `|`")
     positive_weight: list[float] = setting([0.5], "of the goal's sentences: one, shared out, or each [0.5]", ">= 0")
     negative_weight: list[float] = setting([0.5], "of the negative sentences, in that form, positive [0.5]", ">= 0")

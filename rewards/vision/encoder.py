@@ -37,6 +37,8 @@ from rewards.vision.load import (
 if TYPE_CHECKING:
     import torch
 
+    from rewards.base import Reward
+
 # 2 MB at 64 numbers an embedding.
 CACHE_CAPACITY = 16384
 # After this many frames that it did not hold, the cache gives up if its hit rate is below the least one.
@@ -50,20 +52,21 @@ MIN_WORD_SIMILARITY = 0.5
 _live_encoders: WeakValueDictionary[tuple[Any, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def shared_encoder(
-    model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
-) -> ClipEncoder:
-    """The encoder of these settings, one for all callers while one holds it; raises as it does, about `reward`."""
+def shared_encoder(reward: Reward, precision: str = "fp32") -> ClipEncoder:
+    """The encoder that a reward's options name, one for all rewards while one holds it; raises as it does."""
+    config = reward.config
     # Only untrained weights depend on the seed.
-    key_seed = seed if weights == UNTRAINED else None
-    key = (model, weights, key_seed, device, precision, MODELS.get(model))
+    key_seed = reward.seed if config.weights == UNTRAINED else None
+    key = (config.model, config.weights, key_seed, reward.device, precision, MODELS.get(config.model))
     encoder = _live_encoders.get(key)
     if encoder is None:
         try:
-            encoder = ClipEncoder(model, weights, seed=seed, device=device, precision=precision)
+            encoder = ClipEncoder(
+                config.model, config.weights, seed=reward.seed, device=reward.device, precision=precision
+            )
             _live_encoders[key] = encoder
         except (ValueError, FileNotFoundError, ImportError) as error:
-            raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
+            raise type(error)(str(error).replace("reward.clip.", config.prefix)) from error
     return encoder
 
 
@@ -207,7 +210,7 @@ class ClipEncoder:
         if self.tokenizer is None:
             raise no_words(self.model_name, sentences[0])
         # One by one, so that no sentence's last digit depends on the batch.
-        for sentence in dict.fromkeys(sentences):
+        for sentence in sentences:
             if sentence in self._texts:
                 continue
             with self.torch.inference_mode(), self._autocast():

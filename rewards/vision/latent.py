@@ -48,7 +48,7 @@ class Latent(Reward):
             self.layout = Layout(self.observation_space, (), name, channels=0, smallest_image=EVERY_PIXEL)
             self.requires, self.size = frozenset({"next_obs"}), self.layout.size
         else:
-            self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device, reward=name)
+            self.encoder = shared_encoder(self)
             self.requires, self.size = frozenset({"frame"}), self.encoder.width * config.views
             self.frame_size, self.embedding = self.encoder.size * config.views, self.encoder.name
             if config.views > 1:

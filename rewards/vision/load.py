@@ -246,10 +246,7 @@ def _create_tokenizer(model: str, folder: Path | None) -> Any:
 
 def read_training(folder: Path | None) -> dict[str, Any] | None:
     """What phrases.json says of a model's training: `supervision`, `phrases`, `words`, `near`."""
-    if folder is None:
+    if folder is None or not (folder / PHRASES_FILE).is_file():
         return None
-    path = folder / PHRASES_FILE
-    if not path.is_file():
-        return None
-    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    training: dict[str, Any] = json.loads((folder / PHRASES_FILE).read_text(encoding="utf-8"))
     return training

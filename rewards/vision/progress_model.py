@@ -343,9 +343,6 @@ class WindowProgress(ProgressModel):
         name = name_of(item)
         if name not in self.scores.table:
             self.windows[name] = item
-            if len(self.windows) > MAX_WAITING_WINDOWS:
-                oldest = next(iter(self.windows))
-                del self.windows[oldest]
         return name
 
     def _take_answers(self, wait: bool = False) -> list[float]:

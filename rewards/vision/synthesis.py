@@ -17,7 +17,7 @@ window of lane offsets is a memory of the episode: replay cannot compute it agai
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,6 @@ MIN_TARGET_SPEED = 0.1
 class SynthesisConfig(ContrastConfig, ClipConfig):
     """Settings of `synthesis` beside those of its semantic part; VLM-RL's value in brackets."""
 
-    SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative", "baseline")
     semantics: str = setting(
         "contrast",
         "the frame's share of the target speed: `contrast`; `lord`, its negative half; `clip`, VLM-RM's reward, cut "

@@ -192,10 +192,7 @@ def without_labels(out: str, items: list[Item], identity: str) -> list[Item]:
     data = read_bytes(path.resolve(), LARGE)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
-    labelled = set()
-    for row in rows:
-        other = row.get("other")
-        labelled.add(row["text"] if other is None else (row["text"], other))
+    labelled = dict(map(label_in, rows))
     return [item for item in items if item not in labelled]
 
 
@@ -257,9 +254,7 @@ def characters(options: dict[str, Any], item: Item) -> int:
 def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, identity: str) -> dict[str, Any]:
     """Hand everything to the annotator and write what comes back, as it comes."""
     offered = annotator.offer(items, 0)
-    begin = time.monotonic()
-    answered_at = begin
-    printed_at = begin
+    begin = answered_at = printed_at = time.monotonic()
     written = 0
     path = Path(config.out)
     make_parent(path)
@@ -268,8 +263,9 @@ def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, ident
             answers = annotator.take(0)
             for item, value in answers:
                 text, other = (item, None) if isinstance(item, str) else item
-                row = {"now": 0, "text": text, "other": other, "value": None if math.isnan(value) else value}
-                file.write(json.dumps({**row, "judge": identity}) + "\n")
+                known_value = None if math.isnan(value) else value
+                row = {"now": 0, "text": text, "other": other, "value": known_value, "judge": identity}
+                file.write(json.dumps(row) + "\n")
             file.flush()
             written += len(answers)
             counts = annotator.metrics()
@@ -323,7 +319,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
         findings |= agreement("against", first, labels_of(config.against, against, texts))
         findings["against"] = config.against
     if config.audit.endswith(".jsonl"):
-        recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}
+        recorded = dict(map(label_in, labels(config.audit)))
         # None becomes NaN.
         values = np.array(list(map(recorded.get, texts)), np.float32)
         findings |= agreement("file", first, values)

@@ -17,7 +17,7 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
-from rewards.vision.training.sentences import make_lexicon
+from rewards.vision.training.sentences import Synonyms, make_lexicon
 from rewards.vision.training.templates import SYNONYMS
 from runners.cli.command import Command
 from runners.clip.config import ClipTraining
@@ -44,7 +44,7 @@ def train_clip(config: ClipTraining) -> dict[str, float]:
     return write_card(config, sentences, seen, held_out, lexicon, synonyms, seconds)
 
 
-def read_synonyms(source: str) -> dict[str, tuple[str, ...]]:
+def read_synonyms(source: str) -> Synonyms:
     """Word -> others for it: the common ones, and those of the user's dict at module:name."""
     synonyms = dict(SYNONYMS)
     if not source:

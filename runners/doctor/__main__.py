@@ -62,10 +62,7 @@ def examine(config: DoctorConfig) -> int:
         findings += found
         if not config.json:
             show(found)
-    lacking = []
-    for finding in findings:
-        if finding.state == "missing":
-            lacking.append(finding.name)
+    lacking = [finding.name for finding in findings if finding.state == "missing"]
     if config.json:
         print(json.dumps({"ready": not lacking, "findings": [f._asdict() for f in findings]}, indent=1))
     else:

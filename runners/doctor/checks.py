@@ -163,18 +163,15 @@ def requirement_findings(*requirements: str) -> Iterator[Finding]:
 def extra(name: str, requirements: list[str], env_id: str = "", drawn: bool = False) -> Iterator[Finding]:
     """Whether what an extra brings is installed; nothing is imported but for its environment, if it has one."""
     label = name if env_id else f"[{name}]"
-    lacking = []
-    words = []
-    for package in map(distribution, requirements):
-        words.append(f"{package} {version(package)}")
-        if version(package) is None:
-            lacking.append(package)
+    versions = {package: version(package) for package in map(distribution, requirements)}
+    lacking = [package for package in versions if versions[package] is None]
     if lacking:
         fix = f"pip install '{DISTRIBUTION}[{name}]'"
         yield Finding(label, "optional", f"without {', '.join(lacking)}", fix, required=False)
     elif env_id and requirements:
         yield from environment(name, env_id, drawn, required=False)
     else:
+        words = [f"{package} {number}" for package, number in versions.items()]
         yield Finding.of(label, ", ".join(words), required=False)
 
 

@@ -248,7 +248,7 @@ def test_the_model_is_the_one_that_was_taught_the_environment(monkeypatch, tmp_p
 
 def test_rewards_that_look_through_the_same_model_share_it():
     first, second, other = build(), build(goal="the pole is hanging down"), build(precision="bf16")
-    assert first.encoder is second.encoder is shared_encoder("lodestar", "")
+    assert first.encoder is second.encoder is shared_encoder(first)
     assert other.encoder is not first.encoder and first.embedding == "clip" != other.embedding
     controls = [Clip(ClipConfig(goal=UP, **Clip.control), None, None, seed=seed) for seed in (0, 1)]
     assert controls[0].embedding != controls[1].embedding  # untrained, and each in a way of its own

@@ -10,7 +10,7 @@ from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import ClipConfig, goal_reward
 from rewards.vision.contrast import MIN_SCALE_WIDTH, Calibration, Contrast, ContrastConfig
-from rewards.vision.encoder import ClipEncoder, shared_encoder
+from rewards.vision.encoder import ClipEncoder
 
 UP, DOWN = "pole vertically upright on top of the cart", "the pole is hanging down"
 RAW = {"goal": UP, "negative": DOWN, "reference": 0}
@@ -31,7 +31,7 @@ def batch_of(seen, valid=None):
 
 
 def text(*sentences):
-    return shared_encoder("lodestar", "").text(list(sentences))
+    return ClipEncoder("lodestar", "").text(list(sentences))
 
 
 def test_the_contrast_is_half_the_good_cosine_minus_half_the_bad_one():

@@ -9,7 +9,7 @@ frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,17 +42,17 @@ def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tupl
     """
     table = {name: attribute.truth(states) for name, attribute in lexicon.attributes.items()}
     # Many captions say the same.
-    meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}
+    meanings: dict[Caption, int] = {}
     index = []
     for caption in captions:
-        meaning = (caption.worlds, caption.claims)
+        meaning = replace(caption, text="")
         index.append(meanings.setdefault(meaning, len(meanings)))
     about = np.zeros((len(meanings), len(states)), bool)
     value = np.zeros((len(meanings), len(states)), np.float32)
-    for row, (worlds, claims) in enumerate(meanings):
-        about[row] = np.isin(states.world, worlds)
+    for row, meaning in enumerate(meanings):
+        about[row] = np.isin(states.world, meaning.worlds)
         value[row] = about[row]
-        for name, denied in claims:
+        for name, denied in meaning.claims:
             value[row] *= 1 - table[name] if denied else table[name]
     return value[index], about[index]
 

@@ -50,7 +50,7 @@ def with_synonyms(text: str, synonyms: Synonyms) -> list[str]:
     return variants
 
 
-def taught_and_held_out(synonyms: Synonyms) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+def taught_and_held_out(synonyms: Synonyms) -> tuple[Synonyms, Synonyms]:
     """The synonyms that training may use, and those for the test: the last one of each word."""
     taught = {}
     held_out = {}
