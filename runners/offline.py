@@ -227,7 +227,7 @@ def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: 
     """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
     kind = resolve_name(algo.place)
     names = [f"agent.{field.name}" for field in dataclasses.fields(kind.Config)]
-    options: Values = {}
+    options = {}
     for name, value in config.agent_options.items():
         key = f"agent.{name}"
         if key in names:

@@ -28,7 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import flatten
 
-from envs.datasets import Dataset, from_sb3, read
+from envs.datasets import from_sb3, read
 from envs.datasets.dataset import in_env_types
 from envs.family import family_of
 from envs.make import make
@@ -131,11 +131,11 @@ def read_others(config: RecordConfig) -> tuple[Transitions, Values]:
     """
     source = config.from_
     path = Path(source)
-    env: Any = None
+    env = None
     env_id = config.env
     # What the source says of its environment counts only where the user names no other one.
     source_options = {}
-    dataset: Dataset | None = None
+    dataset = None
     about = {}
     notes = []
     is_run = (path / "config.yaml").is_file()

@@ -22,7 +22,16 @@ from envs.make import options as options_of
 from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
-from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, Values, describe_unknown, nearest_name
+from runners.run.config import (
+    RECORDING,
+    RENAMED,
+    TextValues,
+    TrainConfig,
+    UsageError,
+    Values,
+    describe_unknown,
+    nearest_name,
+)
 from runners.run.trust import admit, refuse, require, saved_keys
 from runners.run.value import cast, parse, read, shorten, split
 
@@ -158,7 +167,7 @@ def choose_agent_and_rewards(argv: list[str]) -> tuple[str, list[str]]:
     return agent, _with_task(names, values)
 
 
-def _read_arguments(argv: list[str]) -> tuple[dict[str, str], Values]:
+def _read_arguments(argv: list[str]) -> tuple[TextValues, Values]:
     """Keys with their texts; and the values of those that choose the other keys."""
     keys = kinds_of(TrainConfig)
     for argument in argv:

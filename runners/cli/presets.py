@@ -129,7 +129,7 @@ def _matching_pattern(value: str, patterns: Any) -> str | None:
 
 def values(names: list[str], given: Values) -> Values:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
-    merged: Values = {}
+    merged = {}
     for name in names:
         preset_values = _values_in(find_preset(name), str(given.get("env", "")))
         agent = preset_values.get("agent", "ppo")
@@ -145,7 +145,7 @@ def values(names: list[str], given: Values) -> Values:
 
 def _values_in(preset: Preset, env: str) -> Values:
     """What a preset sets in this environment for any agent and reward."""
-    merged: Values = dict(preset["values"])
+    merged = dict(preset["values"])
     for pattern, part in preset["envs"].items():
         if fnmatch.fnmatchcase(env, pattern):
             merged |= part or {}

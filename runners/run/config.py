@@ -24,6 +24,8 @@ from lodestar.settings import Settings, setting
 
 # Plain data by name: options, keys of a command line, what YAML and JSON files hold.
 Values = dict[str, Any]
+# The same as texts: arguments of a command line by key, a row of a table by column.
+TextValues = dict[str, str]
 # The driver of an agent that learns from recordings alone.
 RECORDING = "recording"
 MAX_YAML_DEPTH = 12

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lodestar.files import replacing
-from runners.run.config import Values
+from runners.run.config import TextValues, Values
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
 TASK_COLOUR = "#4c9be8"
@@ -30,7 +30,7 @@ MOVERS = {
 StreamLines = dict[str, tuple[np.ndarray, ...]]
 
 
-def colours(streams: Iterable[str]) -> dict[str, str]:
+def colours(streams: Iterable[str]) -> TextValues:
     """A stream's colour in every picture of a run; the task's is that of its return."""
     table = dict.fromkeys(streams, TASK_COLOUR)
     others = sorted(name for name in table if name.split()[0] != "task")
@@ -99,7 +99,7 @@ def _marker(steps: np.ndarray, single: str = "o") -> str:
     return "" if len(steps) > 1 else single
 
 
-def _plot_task_returns(axis: Any, rows: list[dict[str, str]], scores: Values | None, control: Any) -> None:
+def _plot_task_returns(axis: Any, rows: list[TextValues], scores: Values | None, control: Any) -> None:
     steps, task = _columns(rows, TASK_RETURN)
     axis.plot(steps, task, color=TASK_COLOUR, linewidth=2, label="task return", marker=_marker(steps))
     if control is not None and (control.run / "metrics.csv").exists():
@@ -154,7 +154,7 @@ def _plot_streams(axis: Any, lines: StreamLines, label: str) -> None:
     axis.legend(frameon=False, fontsize=9)
 
 
-def _policy_moves(rows: list[dict[str, str]]) -> tuple[StreamLines, str]:
+def _policy_moves(rows: list[TextValues]) -> tuple[StreamLines, str]:
     """What moved the policy, by stream, and its words; nothing where no such tag was logged."""
     for kind, label in MOVERS.items():
         lines = _by_stream(rows, rf"stream/(\w+)/{kind}")
@@ -163,7 +163,7 @@ def _policy_moves(rows: list[dict[str, str]]) -> tuple[StreamLines, str]:
     return {}, ""
 
 
-def _by_stream(rows: list[dict[str, str]], pattern: str) -> StreamLines:
+def _by_stream(rows: list[TextValues], pattern: str) -> StreamLines:
     """The lines of the tags that fit a pattern, whose group is the stream's name."""
     tags = {}
     for row in rows:
@@ -174,7 +174,7 @@ def _by_stream(rows: list[dict[str, str]], pattern: str) -> StreamLines:
     return {name: _columns(rows, tags[name]) for name in sorted(tags)}
 
 
-def _columns(rows: list[dict[str, str]], *tags: str) -> tuple[np.ndarray, ...]:
+def _columns(rows: list[TextValues], *tags: str) -> tuple[np.ndarray, ...]:
     """Steps, and the values of the tags, of the rows that have all of them."""
     columns = []
     complete = [row for row in rows if all(map(row.get, tags))]

@@ -17,7 +17,7 @@ JUDGES_ENTRY = "judges"
 
 def judge_results(mix: "Mix") -> dict[str, Any]:
     """What result.json holds of a run's judges, to be added to its scores; nothing for a run without any."""
-    results: dict[str, Any] = {}
+    results = {}
     for name, use in mix.judge_use().items():
         result = asdict(use)
         result["answered_share"] = use.answered / use.asked if use.asked else None

@@ -38,7 +38,7 @@ from envs.types import StateDict
 from lodestar.files import make_folder, open_text_file
 from lodestar.state import pack, state_of, unpack
 from runners.run import checkpoint
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
+from runners.run.config import LOG_EVERY, TextValues, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
 from runners.run.output import SIGN_OF_LIFE_S, activity, clock, number_text, plain_text, style_stream
@@ -218,7 +218,7 @@ class Saver(BaseCallback):
     def dump(self) -> None:
         """Write a row of the log."""
         model = self.model
-        venv: Any = self.training_env
+        venv = self.training_env
         self._logged = model.num_timesteps
         if hasattr(self.driver, "before_log"):
             self.driver.before_log()
@@ -387,7 +387,7 @@ class CSVLog(KVWriter):
         csv.DictWriter(self.file, self.columns, restval="").writerow(row)
         self.file.flush()
 
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+    def _rewrite(self, rows: list[TextValues]) -> None:
         text = ",".join(self.columns) + "\r\n"
         for row in rows:
             text += ",".join(row.get(column, "") for column in self.columns) + "\r\n"
@@ -398,7 +398,7 @@ class CSVLog(KVWriter):
         self.file.close()
 
 
-def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
+def read_csv(path: Path, last: int | None = None) -> list[TextValues]:
     """Rows of a metrics.csv, up to the step `last`, at 0 none; without what a kill or a broken disk made of it."""
     if last is not None and (last == 0 or not path.exists()):
         return []
@@ -575,7 +575,7 @@ class Alarm(KVWriter):
     knows whether the task's reward is what was wanted. `rows` are those of a run that continues.
     """
 
-    def __init__(self, say: Say, rows: Sequence[dict[str, str]] = ()) -> None:
+    def __init__(self, say: Say, rows: Sequence[TextValues] = ()) -> None:
         self.say = say
         self.rows_since_alarm = ALARM_WINDOW_ROWS
         self.steps: list[int] = []

@@ -26,10 +26,11 @@ from runners.run.config import UsageError, Values
 if TYPE_CHECKING:
     from runners.offline import OfflineConfig
 
+# Of observations and of actions.
+Spaces = tuple[gym.Space, gym.Space]
 
-def zero_shot(
-    config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
-) -> HILP:
+
+def zero_shot(config: "OfflineConfig", batch: Transitions, spaces: Spaces, build: Callable[[Any], HILP]) -> HILP:
     """The policy in `policy=`, or one that `build` makes of phi, with its prompt."""
     if config.policy:
         model = HILP.load(config.policy, *spaces, seed=config.seed, device=config.device)
@@ -43,9 +44,7 @@ def zero_shot(
     return model
 
 
-def learn_policy(
-    config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
-) -> HILP:
+def learn_policy(config: "OfflineConfig", batch: Transitions, spaces: Spaces, build: Callable[[Any], HILP]) -> HILP:
     """Learn phi, and of it a policy for every direction, which keeps phi."""
     # An untrained agent refuses the spaces that it cannot use.
     vector = HILP(HILPConfig(), *spaces).own.vector
@@ -63,7 +62,7 @@ def learn_policy(
     return model
 
 
-def set_prompt(model: HILP, name: str, given: Values, batch: Transitions, spaces: tuple[gym.Space, gym.Space]) -> None:
+def set_prompt(model: HILP, name: str, given: Values, batch: Transitions, spaces: Spaces) -> None:
     """Give the policy its prompt, `goal` or a reward, with its options."""
     phi = model.phi
     before = phi(model.own.vector(batch.obs))
@@ -93,9 +92,7 @@ def set_prompt(model: HILP, name: str, given: Values, batch: Transitions, spaces
     model.prompt = prompt
 
 
-def score_recording(
-    name: str, given: Values, batch: Transitions, spaces: tuple[gym.Space, gym.Space], gamma: float
-) -> np.ndarray:
+def score_recording(name: str, given: Values, batch: Transitions, spaces: Spaces, gamma: float) -> np.ndarray:
     """A reward's scores of all transitions, (N,); a UsageError where there is nothing to prefer."""
     mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=gamma)
     refuse_missing(batch, mix, f"prompt={name}")

@@ -153,7 +153,7 @@ def add_video(folder: Path, step: int, episode: "Episode") -> None:
 
     count = len(episode.images)
     steps = np.unique(np.linspace(0, count - 1, min(count, MAX_GIF_FRAMES)).astype(int))
-    frames: list[Any] = []
+    frames = []
     for t in steps:
         frame = Image.fromarray(draw(episode, int(t)))
         height = round(frame.height * GIF_WIDTH_PX / frame.width)

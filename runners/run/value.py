@@ -123,7 +123,7 @@ def cast(key: str, value: Any, kind: Any) -> Any:
         return value
     if bool in kinds and (isinstance(value, bool) or value in ("true", "false")):
         return value in (True, "true")
-    number: float | None = None
+    number = None
     if not isinstance(value, bool):
         # YAML reads 1e-3 as a text.
         with suppress(TypeError, ValueError):

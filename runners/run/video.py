@@ -140,7 +140,7 @@ def play(
         with closing(open_env(config, mix, drawn)) as env:
             return play(config, act, mix, seed, steps, drawn, env)
     images = []
-    texts: list[str] = []
+    texts = []
     rows = []
     env.action_space.seed(seed)
     for row, obs, info in play_steps(env, act, seed, steps):

@@ -22,7 +22,7 @@ from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
 from runners.run.checkpoint import digest, versions, write_json
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError, assignments
+from runners.run.config import LOG_EVERY, TextValues, TrainConfig, UsageError, assignments
 from runners.run.folder import read_status
 from runners.run.output import clock
 from runners.sweep.config import JobsConfig
@@ -159,7 +159,7 @@ def short_job(job: Job, folder: Path) -> Job:
     return replace(job, name=str(Path(job.name).parent), argv=tuple(assignments(given)), folder=folder)
 
 
-def _split_all(arguments: Iterable[str]) -> dict[str, str]:
+def _split_all(arguments: Iterable[str]) -> TextValues:
     """The keys of arguments -> their texts."""
     return dict(argument.partition("=")[::2] for argument in arguments)
 

@@ -20,7 +20,7 @@ from filelock import Timeout
 from lodestar.files import NoRegularFile, make_folder, open_to_append
 from runners.run.exits import TERMINATED
 from runners.run.folder import lock_of
-from runners.sweep.job import LOG, Outcome, work
+from runners.sweep.job import LOG, Argv, Outcome, work
 
 # Between two looks at a job's process.
 CHILD_POLL_S = 0.2
@@ -41,7 +41,7 @@ class Child:
     # How long it may take to save, once it was asked to exit, before it is killed.
     save_s = SAVE_S
 
-    def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
+    def __init__(self, argv: Argv, folder: Path, home: Path) -> None:
         self.folder = home / folder
         self._began = time.monotonic()
         # By the monotonic clock; infinite until it is asked to exit.

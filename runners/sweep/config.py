@@ -17,7 +17,7 @@ from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, Values, describe_unknown
 from runners.run.value import cast, literals, replace_arguments
-from runners.sweep.job import Job, Launcher
+from runners.sweep.job import Argv, Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
 
@@ -55,7 +55,7 @@ class JobsConfig(Settings):
         """The launcher, with its options."""
         return make_launcher(self.launcher, {"slots": self.slots, **self.launcher_options})
 
-    def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: Values) -> Job:
+    def job(self, folder: Path, name: str, argv: Argv, changes: Values) -> Job:
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
         given = literals({**changes, "run_dir": str(place)})
@@ -68,7 +68,7 @@ class JobsConfig(Settings):
             if key in keys:
                 raise UsageError(f"{key}= cannot be given here, as every run has its own folder; give name= or root=")
 
-    def compose_search(self) -> tuple[TrainConfig, tuple[str, ...]]:
+    def compose_search(self) -> tuple[TrainConfig, Argv]:
         """The plain run of a search, and what each is given: without video and control, which would double its cost."""
         self.refuse("run_dir", "resume")
         train, _ = compose(self.rest)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from lodestar.files import LARGE, open_file, read_json
 from runners.report.job_log import JOB_STATES, Entry
+from runners.run.config import TextValues
 from runners.run.folder import OTHER_WAY, read_status
 from runners.run.output import SIGN_OF_LIFE_S, clock, number_text
 from runners.run.value import is_float
@@ -61,12 +62,12 @@ def progress(folder: Path) -> RunProgress:
     return RunProgress(step, total, _read_number(row, "rollout/ep_rew_mean"), _read_number(row, "time/fps"), doing)
 
 
-def _read_number(row: dict[str, str], tag: str) -> float | None:
+def _read_number(row: TextValues, tag: str) -> float | None:
     text = row.get(tag)
     return float(text) if text else None
 
 
-def _last_row(path: Path) -> dict[str, str]:
+def _last_row(path: Path) -> TextValues:
     """Of a metrics.csv that another process may be writing."""
     try:
         with open_file(path, LARGE) as file:

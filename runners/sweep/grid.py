@@ -19,7 +19,7 @@ import agents
 from envs.make import options
 from runners.cli.compose import ENV, choose_agent_and_rewards, compose, environment
 from runners.run.checkpoint import digest
-from runners.run.config import TrainConfig, UsageError, assignments, to_dict
+from runners.run.config import TextValues, TrainConfig, UsageError, assignments, to_dict
 from runners.run.folder import has_key, read_status
 from runners.run.value import MAX_VALUE_LENGTH, literal, override, parse
 from runners.sweep.job import Job
@@ -92,10 +92,10 @@ def _argument_text(value: Any) -> str:
     return literal(getattr(value, "text", value))
 
 
-def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str, str], TrainConfig]]:
+def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[TextValues, TrainConfig]]:
     """What differs in more than the seed, by name: its arguments and its configuration."""
     points = [dict(zip(choices, texts)) for texts in itertools.product(*choices.values())]
-    cells: dict[str, tuple[dict[str, str], TrainConfig]] = {}
+    cells: dict[str, tuple[TextValues, TrainConfig]] = {}
     for given in _used_points(points):
         swept = {key: text for key, text in given.items() if len(choices[key]) > 1}
         try:
@@ -112,7 +112,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
     return cells
 
 
-def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
+def _used_points(points: list[TextValues]) -> list[TextValues]:
     """Without the options that belong to what another job uses and this one does not; each once."""
     picks = [choose_agent_and_rewards(assignments(given)) for given in points]
     # The options of environments cost an import, so they are read only where some are given.
@@ -138,7 +138,7 @@ def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
     return list(used.values())
 
 
-def _cell_name(config: TrainConfig, swept: dict[str, str]) -> str:
+def _cell_name(config: TrainConfig, swept: TextValues) -> str:
     """The folder of a cell: its environment, its agent and rewards, and the options that are swept."""
     short_keys = []
     for word in assignments(swept):
@@ -156,7 +156,7 @@ def folder_name(text: str) -> str:
     return name
 
 
-def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path, gpus: float) -> Job:
+def make_job(name: str, given: TextValues, config: TrainConfig, folder: Path, gpus: float) -> Job:
     """The job, if its folder has no other run in it."""
     place = folder.absolute() / JOBS_FOLDER / name
     status = read_status(place)

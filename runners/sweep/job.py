@@ -27,6 +27,8 @@ from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
 from runners.run.folder import LOG, read_status, refuse_links
 
+# The arguments of `runners.train`.
+Argv = tuple[str, ...]
 # Seconds after which a launcher that waits notices a signal.
 SIGNAL_WAIT_S = 1.0
 
@@ -38,7 +40,7 @@ class Job:
     # Unique in its sweep, and the same whenever the same sweep runs again; a relative path.
     name: str
     # What `runners.train` is given, `run_dir=` included.
-    argv: tuple[str, ...]
+    argv: Argv
     # The run's folder, which `run_dir=` names.
     folder: Path
     # How much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one.

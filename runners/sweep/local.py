@@ -23,7 +23,7 @@ from typing import Any
 from envs.vector.workers import cores
 from lodestar.settings import setting
 from runners.run.config import UsageError
-from runners.sweep.job import Job, Launcher, Outcome, work
+from runners.sweep.job import Argv, Job, Launcher, Outcome, work
 
 WARM = "runners.sweep.warm"
 HOST_NAME = socket.gethostname()
@@ -32,7 +32,7 @@ UNKNOWN_EXIT_CODE = 255
 # Seconds that processes have to end after they were killed.
 KILL_WAIT_S = 10
 
-Work = Callable[[tuple[str, ...], Path], int]
+Work = Callable[[Argv, Path], int]
 
 
 @dataclass
@@ -175,7 +175,7 @@ def devices() -> list[str]:
     return names[:count]
 
 
-def _run_job(work: Work, argv: tuple[str, ...], folder: Path, cores: list[int], gpus: list[str], grace: float) -> None:
+def _run_job(work: Work, argv: Argv, folder: Path, cores: list[int], gpus: list[str], grace: float) -> None:
     """What a job's process does."""
     # Its children can be ended with it.
     os.setsid()

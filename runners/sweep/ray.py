@@ -22,7 +22,7 @@ from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import ADDRESS, UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Job, Launcher, Outcome, process_address
+from runners.sweep.job import Argv, Job, Launcher, Outcome, process_address
 
 # Beside the first job's folder; a node that cannot read it does not share the folder.
 TOKEN_FILE = ".ray-token"
@@ -155,9 +155,7 @@ class Ray(Launcher):
         return path, word
 
 
-def _attempt(
-    argv: tuple[str, ...], folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]
-) -> Outcome:
+def _attempt(argv: Argv, folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]) -> Outcome:
     """A job on its node, inside Ray's worker, which Ray interrupts when the job is cancelled."""
     # The node may have joined after the others were checked.
     sentence = _explain_misfit(token, expected)

@@ -27,7 +27,7 @@ from runners.run.checkpoint import write_json
 from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Job, Launcher, Outcome
+from runners.sweep.job import Argv, Job, Launcher, Outcome
 
 # Job name -> id, in submitit's folder.
 BATCH_IDS_FILE = "jobs.json"
@@ -244,7 +244,7 @@ class _BatchJob:
 class Attempt:
     """What submitit runs: a job in a process of its own, which signals to the batch job reach."""
 
-    def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
+    def __init__(self, argv: Argv, folder: Path, home: Path) -> None:
         self.argv = argv
         self.folder = folder
         self.home = home
