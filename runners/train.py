@@ -316,7 +316,7 @@ class Work:
         """Environment steps so far."""
         if self._model is None:
             return self._start
-        return max(self._start, int(self._model.num_timesteps))
+        return max(self._start, self._model.num_timesteps)
 
     def begin(self, parts: Parts, signals: Signals) -> "Saver":
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
@@ -327,7 +327,7 @@ class Work:
         state, self._start = newest or (None, 0)
         last_row = 0
         if state is not None:
-            last_row = int(state["log"]["rows"])
+            last_row = state["log"]["rows"]
         elif config.init_from:
             from runners.run.policies import initialise
 

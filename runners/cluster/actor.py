@@ -44,7 +44,7 @@ class Outline(TaskScorer):
         self.frame_size = mix.frame_size
         self.streams = {}
         for name, stream in mix.streams.items():
-            reward = SimpleNamespace(config=None)
+            reward = SimpleNamespace(config=None, guides=0)
             self.streams[name] = SimpleNamespace(gamma=stream.gamma, episodic=stream.episodic, reward=reward)
 
 

@@ -368,10 +368,10 @@ class Fleet(VectorEnv):
     def _divide(self, state: Mapping[str, Any]) -> list[Any] | None:
         """The snapshot of each member, or None where they do not divide so."""
         if set(state) == {"envs"}:
-            return [{"envs": list(state["envs"])[member.columns]} for member in self.members]
+            return [{"envs": state["envs"][member.columns]} for member in self.members]
         parts = state.get("parts", [state])
         if len(parts) == len(self.members):
-            return list(parts)
+            return parts
         return None
 
     def take_metrics(self) -> dict[str, float]:

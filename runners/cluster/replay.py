@@ -196,12 +196,12 @@ class FleetSteps(Steps):
         fleet.request(policy, math.ceil(agent.config.rollout / self.n) if fleet.lag else 1)
         answers = sorted(fleet.gather(), key=lambda answer: answer[0].start)
         self.seconds["waiting"] += time.perf_counter() - start
-        parts = list(map(itemgetter(1), answers))
-        self.draws = list(map(itemgetter("draws"), parts))
+        parts = [part for _, part in answers]
+        self.draws = [part["draws"] for part in parts]
         agent.rng.bit_generator.state = self.draws[0]["rng"]
         if lends_generator:
             generator.set_state(self.draws[0]["generator"].clone())
-        if any(map(itemgetter("failed"), parts)):
+        if any(part["failed"] for part in parts):
             agent.keep_or_restore(False)
         for columns, part in answers:
             self.on_nan.zeroed += part["zeroed"]
@@ -213,9 +213,9 @@ class FleetSteps(Steps):
         batches = [vars(self._batch_of(part)) for part in parts]
         side_by_side = partial(np.concatenate, axis=1)
         batch = Transitions(**join(side_by_side, batches))
-        success = side_by_side(list(map(itemgetter("success"), parts)))
-        last_obs = join(np.concatenate, list(map(itemgetter("obs"), parts)))
-        self.cursor.load_state_dict(join(np.concatenate, list(map(itemgetter("cursor"), parts))))
+        success = side_by_side([part["success"] for part in parts])
+        last_obs = join(np.concatenate, [part["obs"] for part in parts])
+        self.cursor.load_state_dict(join(np.concatenate, [part["cursor"] for part in parts]))
         length = len(batch.valid)
         for t in range(length):
             obs_after = last_obs

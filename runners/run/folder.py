@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,18 @@ COST = " cost "
 LIMIT = " limit"
 
 
+@dataclass
 class RunFolder:
     """A run's folder, locked by this process until `close`; its path is absolute, as an environment may call chdir."""
 
-    def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
-        self.path = path
-        self.new = new
-        self._lock = lock
+    path: Path
+    lock: FileLock
+    new: bool
+
+    def __post_init__(self) -> None:
         # Folders around it that were made for it, innermost first.
         self.made: list[Path] = []
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = self.path / "checkpoints"
         self._command_folder = Path.cwd()
 
     def relative_words(self, words: object) -> str:
@@ -104,11 +107,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock."""
-        self._lock.release()
+        self.lock.release()
 
     def discard(self) -> None:
         """Remove a folder in which nothing has happened yet; what was printed stays."""
-        self._lock.release()
+        self.lock.release()
         if self.new and not (self.path / LOG).exists():
             shutil.rmtree(self.path, ignore_errors=True)
             # It stays where another run is in it by now.

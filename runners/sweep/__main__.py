@@ -182,9 +182,9 @@ def job_cost(job: Job, probe: Job, entry: Entry) -> Cost:
     trained = (probe.folder / "metrics.csv").stat().st_mtime
     ended = (probe.folder / "status.json").stat().st_mtime
     status = read_status(probe.folder)
-    steps = max(int(status["step"]) - _learning_start(config), 1)
+    steps = max(status["step"] - _learning_start(config), 1)
     seconds = max(entry.seconds - (ended - begun), 0.0)
-    seconds += (trained - begun) * int(config.total_timesteps) / steps
+    seconds += (trained - begun) * config.total_timesteps / steps
     seconds += (ended - trained) * max(config.eval_episodes / PROBE_EPISODES, 1.0)
     last_checkpoint, full_checkpoint = checkpoint_sizes(probe.folder / "checkpoints", config)
     size = full_checkpoint * KEPT_CHECKPOINTS + log_size(probe.folder, config) + VIDEO_BYTES * config.video
@@ -202,7 +202,7 @@ def checkpoint_sizes(folder: Path, config: TrainConfig) -> tuple[float, float]:
     bytes_a_step = 0.0
     if last_step > first_step:
         bytes_a_step = max(last_size - _bytes_below(checkpoints[0]), 0) / (last_step - first_step)
-    total = int(config.total_timesteps)
+    total = config.total_timesteps
     # A checkpoint grows until the replay is full; without a replay, for as long as the run lasts.
     full_step = min(total, getattr(config.agent, "buffer_size", total))
     full_size = last_size + bytes_a_step * (full_step - last_step)
@@ -211,8 +211,7 @@ def checkpoint_sizes(folder: Path, config: TrainConfig) -> tuple[float, float]:
 
 def log_size(folder: Path, config: TrainConfig) -> float:
     """Bytes of the whole job's logs, from a probe's."""
-    total = int(config.total_timesteps)
-    log_rows = max(total / (config.log_every or LOG_EVERY), 1.0)
+    log_rows = max(config.total_timesteps / (config.log_every or LOG_EVERY), 1.0)
     bytes_a_row = (_bytes_below(folder / "tensorboard") + _bytes_below(folder / "metrics.csv")) / 2
     return bytes_a_row * log_rows
 

@@ -75,7 +75,7 @@ class JobsConfig(Settings):
         if train.eval_episodes == 0:
             raise UsageError("eval_episodes=0 leaves nothing to judge runs by; give 1 or more")
         # However short a run is, its log has about 20 rows.
-        log_every = min(LOG_EVERY, max(int(train.total_timesteps) // 20, 1))
+        log_every = min(LOG_EVERY, max(train.total_timesteps // 20, 1))
         return train, tuple(replace_arguments(("control=none", "video=false", f"log_every={log_every}"), self.rest))
 
 

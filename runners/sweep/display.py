@@ -53,9 +53,9 @@ def progress(folder: Path) -> RunProgress:
     """Read from a run's folder; zeros if there is nothing yet."""
     status = read_status(folder)
     row = _last_row(folder / "metrics.csv")
-    step = max(int(row.get("step") or 0), int(status.get("step") or 0))
-    total = int(status.get("total") or 0)
-    doing = str(status.get("doing") or RunProgress.doing)
+    step = max(int(row.get("step") or 0), status.get("step", 0))
+    total = status.get("total", 0)
+    doing = status.get("doing", RunProgress.doing)
     # The first rollout is over when there is a row.
     if row and step < total:
         doing = "training"

@@ -249,7 +249,7 @@ def last_words(job: Job, code: int | None) -> str:
         return f"its process was ended by {name}{hint}"
     status = read_status(job.folder)
     if status.get("exit_code") == code and status.get("error"):
-        return str(status["error"])
+        return status["error"]
     try:
         lines = read_text(job.folder / LOG, LARGE).strip().splitlines()
     except OSError:

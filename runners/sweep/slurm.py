@@ -241,14 +241,14 @@ class _BatchJob:
         return replace(outcome, where=f"{self.where} {outcome.where}")
 
 
+@dataclass
 class Attempt:
     """What submitit runs: a job in a process of its own, which signals to the batch job reach."""
 
-    def __init__(self, argv: Argv, folder: Path, home: Path) -> None:
-        self.argv = argv
-        self.folder = folder
-        self.home = home
-        self._child: Child | None = None
+    argv: Argv
+    folder: Path
+    home: Path
+    _child: Child | None = None
 
     def __call__(self) -> Outcome:
         """Run it."""

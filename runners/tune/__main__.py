@@ -38,8 +38,7 @@ def tune(config: TuneConfig) -> None:
         for space in config.spaces:
             print(f"  {space.key:<32}{space!s:<28}default {config.default[space.key]}")
         runs = config.trials * config.seeds + 2 * config.test_seeds
-        steps = int(config.train.total_timesteps)
-        print(f"at most {runs} runs of {steps:,} steps; folder: {config.folder}", flush=True)
+        print(f"at most {runs} runs of {config.train.total_timesteps:,} steps; folder: {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
             study = open_study(config)
             Search(config, study, launcher, lambda sentence: print(sentence, flush=True)).run(log)

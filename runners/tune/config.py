@@ -84,7 +84,7 @@ class TuneConfig(JobsConfig):
     def fixed_settings(self) -> Values:
         """What must be the same for a search to continue in its folder; trials and budget may be raised."""
         fixed = {
-            "argv": list(self.argv),
+            "argv": self.argv,
             "spaces": {space.key: str(space) for space in self.spaces},
             "seeds": self.seeds,
             "sampler": self.sampler,

@@ -116,21 +116,21 @@ class _OpenTrial:
     reported: set[int]
 
 
+@dataclass
 class Search(Watcher):
     """All trials of a study, as jobs for `runners.sweep.drive`, which it watches; `report` takes a sentence each."""
 
-    def __init__(
-        self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None]
-    ) -> None:
-        self.config = config
-        self.study = study
-        self.launcher = launcher
-        self.report = report
+    config: TuneConfig
+    study: optuna.Study
+    launcher: Launcher
+    report: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         # Number -> trial.
         self._open: dict[int, _OpenTrial] = {}
         # For the time left: when the search began, and with how many steps of an earlier one.
         self._begin_s = time.monotonic()
-        self._begin_steps = steps(config)
+        self._begin_steps = steps(self.config)
         self._next_sign_s = self._begin_s + SIGN_OF_LIFE_S
 
     def run(self, log: JobLog) -> None:
@@ -204,7 +204,7 @@ class Search(Watcher):
         if complete:
             sentence += f"best so far {self.study.best_value:.4g} (trial {self.study.best_trial.number}); "
         steps_taken = steps(self.config)
-        total = self.config.trials * self.config.seeds * int(self.config.train.total_timesteps)
+        total = self.config.trials * self.config.seeds * self.config.train.total_timesteps
         seconds_left = math.inf
         if steps_taken > self._begin_steps:
             step_s = (time.monotonic() - self._begin_s) / (steps_taken - self._begin_steps)
@@ -213,7 +213,7 @@ class Search(Watcher):
 
     def _look(self, opened: _OpenTrial) -> None:
         """Report what the first seed's run has reached, rung by rung; give up if the pruner says so."""
-        for rung, value in rungs(opened.jobs[0].folder, int(self.config.train.total_timesteps)):
+        for rung, value in rungs(opened.jobs[0].folder, self.config.train.total_timesteps):
             if rung in opened.reported:
                 continue
             opened.reported.add(rung)
@@ -275,7 +275,7 @@ def steps(config: TuneConfig) -> int:
     """Environment steps that the trials have taken so far."""
     total = 0
     for path in config.folder.glob("jobs/*/*/status.json"):
-        total += int(read_status(path.parent).get("step", 0))
+        total += read_status(path.parent).get("step", 0)
     return total
 
 
@@ -343,7 +343,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "difference": difference,
         "search_steps": steps(config),
         "search_run_seconds": round(seconds, 1),
-        "steps_a_run": int(config.train.total_timesteps),
+        "steps_a_run": config.train.total_timesteps,
         "versions": versions(),
         "history": list(map(_row, trials)),
     }

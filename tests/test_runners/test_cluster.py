@@ -230,7 +230,7 @@ def test_what_this_cluster_cannot_run_is_refused_before_anything_starts(more, se
 
 
 def test_a_reward_that_acts_inside_the_environments_stays_with_the_learner():
-    ends = SimpleNamespace(reward=SimpleNamespace(config=SimpleNamespace(ends=True)))
+    ends = SimpleNamespace(reward=SimpleNamespace(config=SimpleNamespace(ends=True), guides=0))
     config = compose([*SMALL, "cluster=auto"])[0]
     with pytest.raises(UsageError, match=r"the reward pole acts inside the environments, .* may not leave the learner"):
         fleet.refuse(PretendRay(), config, 4, SimpleNamespace(streams={"pole": ends}))
