@@ -167,15 +167,7 @@ class Weights:
 
 def all_finite(state: Any) -> bool:
     """Whether a nested state holds neither NaN nor infinity."""
-    import torch
-
-    if isinstance(state, dict):
-        return all(map(all_finite, state.values()))
-    if isinstance(state, list | tuple):
-        return all(map(all_finite, state))
-    if isinstance(state, torch.Tensor) and state.is_floating_point():
-        return bool(state.isfinite().all())
-    return True
+    return all(bool(tensor.isfinite().all()) for _, tensor in _leaves(state, ""))
 
 
 def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:

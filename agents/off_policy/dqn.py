@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from agents.off_policy.sac import Critics, LearnerConfig, Pick
+from agents.off_policy.sac import Critics, LearnerConfig
 from lodestar.numerics.descent import draw_uniform
 
 
@@ -72,14 +72,13 @@ class DeepQ(Critics):
         q = self.q(next_obs, action, target=True)
         return self.aggregate(q, drawn=True)
 
-    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
+    def join(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self.inputs(obs)
+
+    def select(self, outputs: Tensor, action: Tensor) -> Tensor:
         index = action.argmax(-1)[None, :, None, None]
-
-        def pick(outputs: Tensor) -> Tensor:
-            chosen = torch.take_along_dim(outputs, index, 2)
-            return chosen[..., 0, :]
-
-        return self.inputs(obs), pick
+        chosen = torch.take_along_dim(outputs, index, 2)
+        return chosen[..., 0, :]
 
     def _best_action(self, obs: Tensor) -> Tensor:
         """The action (B,) of the highest mean value over the critics."""

@@ -43,10 +43,10 @@ from lodestar.numerics.descent import Flat, draw_uniform
 from lodestar.settings import Settings, preset_setting, setting
 from lodestar.state import Stateful
 
+# The logarithm of an entropy weight of 0: what it stands for rounds to 0, and it is finite.
+LOG_OF_ZERO = -1000.0
 # Of a Gaussian's log-density.
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# Picks from a critic's outputs (K, B, values, head) those of the action that was taken.
-Pick = Callable[[Tensor], Tensor]
 # Rate at which the running quantiles of rewards follow, and the share of rewards beyond each.
 QUANTILE_RATE = 0.01
 QUANTILE_TAIL = 0.01
@@ -300,8 +300,12 @@ class Critics(Stateful):
             factor = self.config.lipschitz_bound / norm
             weight.mul_(factor.clamp(max=1.0))
 
-    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
-        """The critics' inputs (B, I), and how to get from their outputs to those of the action taken, (K, B, head)."""
+    def join(self, obs: Tensor, action: Tensor) -> Tensor:
+        """The critics' inputs (B, I)."""
+        raise NotImplementedError
+
+    def select(self, outputs: Tensor, action: Tensor) -> Tensor:
+        """From outputs (K, B, values, head) those of the actions taken, (K, B, head)."""
         raise NotImplementedError
 
     def next_value(self, next_obs: Tensor) -> Tensor:
@@ -322,32 +326,34 @@ class Critics(Stateful):
         self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Equation 5, for targets (B,) of (B, D) and (B, A), summed over critics; `reward` (B,) bounds targets."""
-        x, pick = self.read(obs, action)
+        x = self.join(obs, action)
         out = self._outputs(x, generator=self.generator, batch_stats=True)
-        return self.regress(x, out, target.detach(), pick, reward)
+        return self.regress(x, out, target.detach(), action, reward)
 
-    def regress(self, x: Tensor, out: Tensor, target: Tensor, pick: Pick, reward: Tensor | None) -> dict[str, Tensor]:
+    def regress(
+        self, x: Tensor, out: Tensor, target: Tensor, action: Tensor, reward: Tensor | None
+    ) -> dict[str, Tensor]:
         """One step of the critics, whose outputs for x are `out` (K, B, values, head), towards targets (B,)."""
         if reward is not None and self.config.bounded_targets:
             self.watch(reward)
         target = self.clip_target(target)
-        prediction = pick(out)
+        prediction = self.select(out, action)
         q = self.head.value(prediction)
         critic_loss = self.head.loss(prediction, target).mean(-1).sum()
         loss = critic_loss
         if self.config.lipschitz == "robust":
-            penalty = self.robust_penalty(x, q, pick)
+            penalty = self.robust_penalty(x, q, action)
             loss = critic_loss + self.config.lipschitz_weight * penalty
         self.descend(loss)
         q = q.detach()
         error = (q.mean(0) - target).abs()
         return {"critic_loss": critic_loss.detach(), "q": q.mean(), "td": error}
 
-    def robust_penalty(self, x: Tensor, q: Tensor, pick: Pick) -> Tensor:
+    def robust_penalty(self, x: Tensor, q: Tensor, action: Tensor) -> Tensor:
         """The squared change of q (K, B) under the worst small change of the observation: mean over B, sum over K."""
 
         def values(inputs: Tensor) -> Tensor:
-            outputs = pick(self._outputs(inputs))
+            outputs = self.select(self._outputs(inputs), action)
             return self.head.value(outputs)
 
         x = x.detach()
@@ -415,9 +421,7 @@ class SoftActorCritic(Critics):
         self.actor_flat = Flat.of_parameters(list(self.actor.parameters()))
         self.learned_alpha = str(config.entropy).startswith("auto")
         alpha = config.first_alpha()
-        log_alpha = -math.inf
-        if alpha > 0:
-            log_alpha = math.log(alpha)
+        log_alpha = math.log(alpha) if alpha > 0 else LOG_OF_ZERO
         self.log_alpha = torch.full((1,), log_alpha, device=self.device)
         self.alpha_flat = Flat(self.log_alpha)
         self.target_entropy = -float(action_size)
@@ -435,8 +439,8 @@ class SoftActorCritic(Critics):
 
     def begin_with_alpha(self, log_alpha: Tensor) -> None:
         """Take over another agent's entropy weight, unless the settings give one."""
-        # From a weight of 0, whose logarithm is infinite, nothing can be learned.
-        if str(self.config.entropy) == "auto" and bool(log_alpha.isfinite()):
+        # From a weight of 0 nothing can be learned.
+        if str(self.config.entropy) == "auto" and bool(log_alpha.exp() > 0):
             self.log_alpha.copy_(log_alpha)
 
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -456,9 +460,8 @@ class SoftActorCritic(Critics):
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
-        x, pick = self.read(obs, action)
-        outputs = self._outputs(x, target)
-        return self.head.value(pick(outputs))
+        outputs = self._outputs(self.join(obs, action), target)
+        return self.head.value(self.select(outputs, action))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
@@ -494,9 +497,11 @@ class SoftActorCritic(Critics):
             metrics["reference_kl"] = self.divergence(rows.obs).detach().mean()
         return metrics | self.actor_step(objective, log_prob)
 
-    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
-        x = torch.cat([self.inputs(obs), action], -1)
-        return x, _pick_single
+    def join(self, obs: Tensor, action: Tensor) -> Tensor:
+        return torch.cat([self.inputs(obs), action], -1)
+
+    def select(self, outputs: Tensor, action: Tensor) -> Tensor:
+        return outputs[..., 0, :]
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         """Ascend `objective` (...), its entropy bonus included, and adapt the entropy's weight."""
@@ -520,20 +525,15 @@ class SoftActorCritic(Critics):
         with torch.no_grad():
             next_action, log_prob = self.sample(rows.next_obs)
         both_obs = torch.cat([rows.obs, rows.next_obs])
-        x, pick = self.read(both_obs, torch.cat([rows.action, next_action]))
+        x = self.join(both_obs, torch.cat([rows.action, next_action]))
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         now, following = out.chunk(2, 1)
-        next_q = self.head.value(pick(following.detach()))
+        next_q = self.head.value(self.select(following.detach(), next_action))
         value = self.aggregate(next_q) - self.soft_cost(rows.next_obs, log_prob)
         target = rows.reward + rows.discount * value
         now_rows = x[: len(rows.obs)]
-        return self.regress(now_rows, now, target, pick, rows.reward)
+        return self.regress(now_rows, now, target, rows.action, rows.reward)
 
     def _fold_whitening(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold_whitening(scale, shift)
         self.actor.fold(scale, shift)
-
-
-def _pick_single(outputs: Tensor) -> Tensor:
-    """The single value that a critic gives: (K, B, 1, head) -> (K, B, head)."""
-    return outputs[..., 0, :]

@@ -11,6 +11,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic, squash
+from lodestar.state import all_finite
 
 
 class Rows(NamedTuple):
@@ -85,7 +86,7 @@ def test_targets_of_crossq_come_from_the_second_half_of_the_same_batch():
     learner, batch, told = SoftActorCritic(3, 2, small(norm="batch", entropy=0.3)), rows(), {}
     out = torch.arange(128.0).view(2, 64, 1, 1)  # of two critics, for 32 states and their 32 successors
     learner._outputs = lambda x, **options: out
-    learner.regress = lambda x, now, target, pick, reward: told.update(now=now, target=target)
+    learner.regress = lambda x, now, target, action, reward: told.update(now=now, target=target)
     state = learner.generator.get_state()
     learner._joint_step(batch)
     learner.generator.set_state(state)
@@ -233,14 +234,10 @@ def test_the_robust_penalty_is_the_change_under_the_worst_sign_and_zero_for_cons
     weight = learner.critic.stack[0]
     change = 0.2 * weight[:, :3, 0].abs().sum(-1)  # a linear Q moves by radius * |w|_1
     q = learner.q(batch.obs, batch.action)
-
-    def pick(outputs):
-        return outputs[..., 0, :]
-
-    torch.testing.assert_close(learner.robust_penalty(x, q, pick), change.square().sum())
+    torch.testing.assert_close(learner.robust_penalty(x, q, batch.action), change.square().sum())
     with torch.no_grad():
         weight.zero_()
-    assert learner.robust_penalty(x, learner.q(batch.obs, batch.action), pick).item() == 0
+    assert learner.robust_penalty(x, learner.q(batch.obs, batch.action), batch.action).item() == 0
 
 
 def test_bounded_targets_stay_within_what_rewards_can_sum_up_to():
@@ -261,6 +258,7 @@ def test_the_entropy_s_weight_is_learned_or_fixed():
     learner = SoftActorCritic(3, 2, small(entropy=0))
     learner.update(rows())
     assert learner.alpha.item() == 0
+    assert all_finite(learner.state_dict())
     assert learner.target_entropy == -2
     assert squash(learner.actor(torch.zeros(1, 3))[0], torch.zeros(1, 2))[1].item() < 0  # it begins nearly uniform
     assert SoftActorCritic(3, 2, small(target_entropy=-0.5)).target_entropy == -0.5
