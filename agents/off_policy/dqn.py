@@ -55,15 +55,9 @@ class DeepQ(Critics):
         best = self._best_action(obs)
         return one_hot(best, self.action_size).float()
 
-    def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
-        """Values of each critic, or of its target, of (B, D) and one-hot (B, n): (K, B)."""
-        values = self.q_all(obs, target)
-        return (values * action).sum(-1)
-
-    def q_all(self, obs: Tensor, target: bool = False) -> Tensor:
+    def q_all(self, obs: Tensor) -> Tensor:
         """Values of all actions, (K, B, n)."""
-        outputs = self._outputs(self.inputs(obs), target)
-        return self.head.value(outputs)
+        return self.head.value(self._outputs(self.inputs(obs)))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value by the targets of the action that the critics choose, (B,)."""

@@ -308,6 +308,11 @@ class Critics(Stateful):
         """From outputs (K, B, values, head) those of the actions taken, (K, B, head)."""
         raise NotImplementedError
 
+    def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
+        """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
+        outputs = self._outputs(self.join(obs, action), target)
+        return self.head.value(self.select(outputs, action))
+
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of states (B, D) by the targets, (B,)."""
         raise NotImplementedError
@@ -457,11 +462,6 @@ class SoftActorCritic(Critics):
             return self.sample(obs)[0]
         outputs = self.actor(self.inputs(obs))[0]
         return torch.tanh(outputs[:, : self.action_size])
-
-    def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
-        """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
-        outputs = self._outputs(self.join(obs, action), target)
-        return self.head.value(self.select(outputs, action))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""

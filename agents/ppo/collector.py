@@ -156,12 +156,11 @@ class Collector(Stateful):
                 return False
         self.seconds["environment"] += environment_s
         self.seconds["inference"] += inference_s
-        self._refuse()
-        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        self._finish()
         return True
 
-    def _refuse(self) -> None:
-        """Stop before NaN or infinity reaches a weight."""
+    def _finish(self) -> None:
+        """Stop before NaN or infinity reaches a weight, and count the episodes."""
         rollout = self.rollout
         reward = self.on_nan(rollout.reward)
         rollout.reward[:] = reward
@@ -173,6 +172,7 @@ class Collector(Stateful):
         }
         read = {"reward": reward, "observation": self.vector, "action": rollout.action}
         refuse(read, rollout.steps, record)
+        self.episodes.count(reward, rollout.valid, rollout.ended, rollout.success)
 
     def _read(self, t: int, group: slice, obs: Any) -> None:
         if not self._shared:

@@ -84,9 +84,7 @@ class DeviceCollector(Collector):
         self._copy_to_host()
         # The device works on all parts at once, which cannot be told apart.
         self.seconds["environment"] += time.perf_counter() - started
-        self._refuse()
-        rollout = self.rollout
-        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        self._finish()
         return True
 
     def _keep_ends(self, t: int, infos: Any) -> None:

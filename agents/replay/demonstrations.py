@@ -152,6 +152,7 @@ class MixedReplay(Replay):
         goal_rewards = [scaled[name] * weights[name] for name in self.goals]
         return np.sum(goal_rewards, 0)
 
+    @torch.no_grad()
     def rescore(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
         """Scores of rewards with a memory, and returns, by the rewards as they are now.
 
@@ -159,22 +160,9 @@ class MixedReplay(Replay):
         reward of a step for its action's entropy.
         """
         self.rescore_episodes()
-        if "best" in self.sources and len(self.sources["best"]):
-            self._update_bounds(value, entropy)
-
-    def rescore_episodes(self) -> None:
-        """Scores of rewards with a memory, by the rewards as they are now, where these have learned since."""
-        if self._stale:
-            for source in self.sources.values():
-                if any(key.startswith("score/") for key in source.columns):
-                    source._memory = self.scorer.initial_memory(1)
-                    for times in source._blocks():
-                        source._keep(source._rows_at(times), times, source.columns)
-        self._stale = False
-
-    @torch.no_grad()
-    def _update_bounds(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
-        best = self.sources["best"]
+        best = self.sources.get("best")
+        if not best:
+            return
         times = best._last_times(best._filled)
         rows = best._rows_at(times)[:, 0]
         table = best.table[times]
@@ -185,6 +173,16 @@ class MixedReplay(Replay):
         soft_reward = self._goal_reward(rows) + bonus
         soft_return = returns(soft_reward, rows.ended, tail, self.gamma) - bonus
         self.bound[times] = torch.from_numpy(soft_return).to(self.device)
+
+    def rescore_episodes(self) -> None:
+        """Scores of rewards with a memory, by the rewards as they are now, where these have learned since."""
+        if self._stale:
+            for source in self.sources.values():
+                if any(key.startswith("score/") for key in source.columns):
+                    source._memory = self.scorer.initial_memory(1)
+                    for times in source._blocks():
+                        source._keep(source._rows_at(times), times, source.columns)
+        self._stale = False
 
     @torch.no_grad()
     def lower_bounds(self, rows: Rows, q: Callable[[Tensor, Tensor], Tensor]) -> Rows:

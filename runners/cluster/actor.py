@@ -108,8 +108,8 @@ class Actor:
         agent = PPO(self.envs, options, scorer=outline, seed=config.seed)
         self.policy = agent.policy
         self.collector = agent.collector
-        # NaN and infinity are refused by the learner, who knows all columns.
-        self.collector._refuse = lambda: None  # type: ignore[method-assign]
+        # The learner, who knows all columns, refuses NaN and infinity, and counts episodes.
+        self.collector._finish = lambda: None  # type: ignore[method-assign]
         # The first actor draws what a local run draws.
         if columns.start or generation:
             self.collector.rng = np.random.default_rng([config.seed, 1, columns.start, generation])

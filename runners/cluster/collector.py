@@ -63,8 +63,7 @@ class FleetCollector(Collector):
                 # At the last row nothing is on its way to this process.
                 self._abandon(rollout.length)
                 return False
-        self._refuse()
-        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        self._finish()
         return True
 
     def _write_part(self, columns: slice, part: State) -> None:
