@@ -37,7 +37,7 @@ RETURN_WINDOW_EPISODES = 100
 # So many failures in a row end a run: recovery is tried once less.
 MAX_FAILURES_IN_A_ROW = 3
 
-# Steps for which `whole_episodes` has room.
+# Steps for which `EpisodicAgent` has room.
 MAX_STEPS_OF_EPISODES = 10**7
 
 # Rewards (N,) and ended (N,) of the last step, the observation to act on next -> whether to continue.
@@ -127,6 +127,7 @@ class BaseAgent(Predictor):
     encoding: "SpaceEncoding"
     rng: np.random.Generator
     episodes: "Episodes"
+    replay: Any
 
     def reseed(self, seed: int) -> None:
         """Draw the actions that `predict` samples from this seed: the same evaluation gives the same numbers."""
@@ -287,35 +288,6 @@ class BaseAgent(Predictor):
     def collect(self, on_step: OnStep) -> bool:
         """Step the environments, adding to `num_timesteps`; False if `on_step` stopped it."""
 
-    def whole_episodes(self, act: Callable[[], Tensor], quota: int, on_step: OnStep) -> Transitions | None:
-        """So many of each environment, (T, N), rows after its last not valid; None if `on_step` stopped it."""
-        steps = self.steps
-        if (steps.step_index > 0).any():
-            # Every environment is reset, so that no episode lacks its beginning.
-            steps.obs = None
-            steps.seed = int(self.rng.integers(2**31))
-            steps.begin()
-        chunk = Chunk(MAX_STEPS_OF_EPISODES)
-        episodes = np.zeros(steps.n, int)
-        while (episodes < quota).any():
-            batch = steps.step(act(), self.encoding)
-            batch = batch.replace(valid=batch.valid & (episodes < quota))
-            chunk.add(batch)
-            episodes += batch.ended
-            self.num_timesteps += steps.n
-            if not on_step(batch.reward, batch.ended, steps.obs):
-                return None
-        return chunk.take()[0]
-
-    def score_episodes(self, played: Transitions) -> tuple[Transitions, dict[str, Array], Array]:
-        """Whole episodes (T, N) as rewards read them, their raw scores by stream, and the reward these add up to."""
-        scorer = self.scorer
-        batch = scorer.embed(played)
-        raw, _ = scorer.score(batch, scorer.initial_memory(batch.shape[1]))
-        weights = scorer.weights(self.num_timesteps)
-        scaled = scorer.scale_rewards(raw)
-        return batch, raw, sum(part * weights[name] for name, part in scaled.items())
-
     def update(self) -> dict[str, Any]:
         return {}
 
@@ -341,6 +313,12 @@ class BaseAgent(Predictor):
 
     def get_vec_normalize_env(self) -> None:
         """None: these agents normalise by themselves."""
+
+    def record_replay(self, means: "Means") -> None:
+        """What was learned from a replay: means of metrics, the replay's own, and how many updates a step."""
+        self.record({f"train/{name}": value for name, value in means.read().items()})
+        self.record(self.replay.measure())
+        self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
 
     def record(self, metrics: Mapping[str, float]) -> None:
         for tag, value in metrics.items():
@@ -449,6 +427,48 @@ class BaseAgent(Predictor):
                 f"agent.reference={path} cannot be read ({error.strerror or error}); give a file that "
                 "`python -m runners.export` wrote, or agent.reference=start with init_from=RUN"
             ) from None
+
+
+class EpisodicAgent(BaseAgent):
+    """An agent that learns from whole episodes, of each environment the same number."""
+
+    def play_episodes(self, act: Callable[[], Tensor], quota: int, on_step: OnStep) -> bool:
+        """So many of each environment, by the actions of `act`; False if `on_step` stopped it."""
+        steps = self.steps
+        if (steps.step_index > 0).any():
+            # Every environment is reset, so that no episode lacks its beginning.
+            steps.obs = None
+            steps.seed = int(self.rng.integers(2**31))
+            steps.begin()
+        chunk = Chunk(MAX_STEPS_OF_EPISODES)
+        episodes = np.zeros(steps.n, int)
+        while (episodes < quota).any():
+            batch = steps.step(act(), self.encoding)
+            batch = batch.replace(valid=batch.valid & (episodes < quota))
+            chunk.add(batch)
+            episodes += batch.ended
+            self.num_timesteps += steps.n
+            if not on_step(batch.reward, batch.ended, steps.obs):
+                return False
+        # (T, N), rows after an environment's last episode are not valid.
+        (self._played,) = chunk.take()
+        return True
+
+    def update(self) -> dict[str, Any]:
+        """Score the episodes, learn from them, and let the rewards learn."""
+        scorer = self.scorer
+        batch = scorer.embed(self._played)
+        raw, _ = scorer.score(batch, scorer.initial_memory(batch.shape[1]))
+        weights = scorer.weights(self.num_timesteps)
+        scaled = scorer.scale_rewards(raw)
+        reward = sum(part * weights[name] for name, part in scaled.items())
+        metrics = self.learn_from(batch, reward)
+        self.record(metrics | scorer.update(batch, raw, self.num_timesteps))
+        return {"batch": batch, "raw": raw}
+
+    @abstractmethod
+    def learn_from(self, batch: Transitions, reward: Array) -> dict[str, float]:
+        """Learn from episodes (T, N) and the reward of each step; returns metrics by tag."""
 
 
 def require_vector(envs: Any) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.base import BaseAgent, OnStep, Steps
+from agents.base import BaseAgent, EpisodicAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.render import resize
@@ -82,7 +82,7 @@ class QDConfig(Settings):
     gamma: float = setting(1.0, "discount of an episode's return", "(0, 1]")
 
 
-class QD(BaseAgent):
+class QD(EpisodicAgent):
     """Quality-diversity over small policies; `map`: the best individual of each cell, `fitness` -inf if it has none."""
 
     Config = QDConfig
@@ -156,8 +156,7 @@ class QD(BaseAgent):
         def act() -> Tensor:
             return self._outputs(self.steps.obs, weights)[:, 0]
 
-        self._played: Any = self.whole_episodes(act, 1, on_step)
-        return self._played is not None
+        return self.play_episodes(act, 1, on_step)
 
     def _layers(self, genomes: np.ndarray) -> list[Tensor]:
         """Weights and biases of the policies with these genomes (M, G)."""
@@ -181,8 +180,7 @@ class QD(BaseAgent):
         outputs = self._outputs(obs)[0]
         return self.encoding.decode(outputs.numpy()), None
 
-    def update(self) -> dict[str, Any]:
-        batch, raw, reward = self.score_episodes(self._played)
+    def learn_from(self, batch: Transitions, reward: np.ndarray) -> dict[str, float]:
         individuals = self._read_individuals(batch, reward)
         entered = self._enter(individuals)
         self.generation += 1
@@ -196,14 +194,11 @@ class QD(BaseAgent):
         for weight, best_weight in zip(self.policy.weights(), self._layers(genome)):
             weight.copy_(best_weight)
         self._n_updates += 1
-        metrics = {
+        return {
             "train/coverage": float(np.isfinite(fitness).mean()),
             "train/best": float(fitness[best]),
             "train/emitters": float(len(self.emitters)),
         }
-        metrics |= self.scorer.update(batch, raw, self.num_timesteps)
-        self.record(metrics)
-        return {"batch": batch, "raw": raw}
 
     def set_state(self, state: StateDict) -> None:
         # Until 0.4.0 nothing was kept of how an emitter began.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.base import BaseAgent, OnStep, Steps
+from agents.base import BaseAgent, EpisodicAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.transitions import Transitions
@@ -103,7 +103,7 @@ class Stages(nn.Module):
         return super().load_state_dict(state, strict, assign)
 
 
-class SQIRL(BaseAgent):
+class SQIRL(EpisodicAgent):
     """Shallow Q-iteration, for discrete actions and observations of numbers; a ValueError refuses others."""
 
     Config = SQIRLConfig
@@ -162,8 +162,7 @@ class SQIRL(BaseAgent):
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
         episodes = self.config.episodes * 2**self.passes
         quota = math.ceil(episodes / self.steps.n)
-        self._played: Any = self.whole_episodes(self._act, quota, on_step)
-        return self._played is not None
+        return self.play_episodes(self._act, quota, on_step)
 
     def _act(self) -> Tensor:
         """One-hot (N, A): greedy before the stage's step, random from there on."""
@@ -185,10 +184,9 @@ class SQIRL(BaseAgent):
         inputs = self.policy.inputs(vector, step)
         return self.policy.greedy(inputs, step)
 
-    def update(self) -> dict[str, Any]:
-        """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
+    def learn_from(self, batch: Transitions, reward: np.ndarray) -> dict[str, float]:
+        """Learn the stage's step, and continue with the next one."""
         config = self.config
-        batch, raw, reward = self.score_episodes(self._played)
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
         # Before the stage's step actions were greedy; the returns after it are those of random play.
         random_rows = batch.valid & (batch.step >= self.stage)
@@ -197,15 +195,13 @@ class SQIRL(BaseAgent):
             loss = self._look_ahead(batch[random_rows], reward[random_rows], go[random_rows])
             metrics["train/loss"] = loss
             self._n_updates += 1
-        metrics |= self.scorer.update(batch, raw, self.num_timesteps)
-        self.record(metrics)
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1
         # After the last step of the longest episode another pass begins, with twice the episodes.
         if self.stage >= min(config.max_steps or self.longest, self.longest):
             self.stage = 0
             self.passes += 1
-        return {"batch": batch, "raw": raw}
+        return metrics
 
     def _look_ahead(self, rows: Transitions, reward: np.ndarray, go: np.ndarray) -> float:
         """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""

@@ -85,7 +85,7 @@ class Dyna(BaseAgent):
         make_steps = getattr(self.envs, "steps", Steps)
         self.steps = make_steps(self.envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
-        self.replay: Any = self._make_replay()
+        self.replay = self._make_replay()
         self._make_learner()
         self.reference: ReferenceActor | None = None
         if config.reference:
@@ -292,12 +292,10 @@ class Dyna(BaseAgent):
         return metrics
 
     def dump_logs(self, iteration: int = 0) -> None:
-        self.record({f"train/{name}": value for name, value in self.means.read().items()})
-        self.record(self.replay.measure())
+        self.record_replay(self.means)
         self.logger.record("train/restored", self._restored)
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
-        self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         super().dump_logs(iteration)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:

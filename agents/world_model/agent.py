@@ -246,11 +246,8 @@ class WorldModel(BaseAgent):
         return {}
 
     def dump_logs(self, iteration: int = 0) -> None:
-        means = self.learner.means.read()
-        self.record({f"train/{name}": value for name, value in means.items()})
-        self.record(self.replay.measure())
+        self.record_replay(self.learner.means)
         self.logger.record("train/refits", self.refits)
-        self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         super().dump_logs(iteration)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
