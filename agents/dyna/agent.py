@@ -23,7 +23,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from agents.base import BaseAgent, Means, OnStep, Steps
@@ -94,15 +93,7 @@ class Dyna(BaseAgent):
         parts: dict[str, Any] = {"learner": self.learner}
         self.imagination: Imagination | None = None
         if config.uses_model:
-            self.imagination = Imagination(
-                config,
-                self.encoding,
-                self.scorer,
-                self.learner,
-                _env_spec(self.envs),
-                seed=self.seed,
-                device=str(self.device),
-            )
+            self.imagination = Imagination(self)
             self.notes = self.imagination.notes
             if config.planner != "none":
                 parts["model"] = self.imagination.model
@@ -344,14 +335,6 @@ class Dyna(BaseAgent):
             # The next step fits the model, and with it the imagined rewards.
             self._fitted_at = self.replay.added - self.config.model_every
             self.keep_finite()
-
-
-def _env_spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
-    """The spec of the environments, which a vector that was made by hand has not itself."""
-    if envs.spec is not None:
-        return envs.spec
-    copies = getattr(envs, "envs", None)
-    return copies[0].spec if copies else None
 
 
 def _minibatch(parts: list[Rows], i: int, count: int) -> Rows:

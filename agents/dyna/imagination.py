@@ -4,15 +4,15 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 import envs.make
-from agents.dyna.config import DynaConfig
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
 from agents.dyna.svg import svg_update
 from agents.dynamics import Predicted
@@ -32,12 +32,14 @@ from agents.dynamics.rollout import (
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
-from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from envs.types import ReplayScorer, StateDict
+from envs.types import Options, StateDict
 from lodestar.numerics.descent import draw_integers
 from lodestar.state import Stateful
+
+if TYPE_CHECKING:
+    from agents.dyna.agent import Dyna
 
 # Rollouts side by side: as many as stay in a core's cache.
 MAX_ROLLOUT_ROWS = 4096
@@ -61,28 +63,22 @@ class Imagination(Stateful):
         "bounds",
     )
 
-    def __init__(
-        self,
-        config: DynaConfig,
-        encoding: SpaceEncoding,
-        scorer: ReplayScorer,
-        learner: SoftActorCritic | DeepQ,
-        spec: EnvSpec | None,
-        *,
-        seed: int,
-        device: str,
-    ) -> None:
+    def __init__(self, agent: "Dyna") -> None:
+        config = agent.config
+        encoding = agent.encoding
         self.config = config
         self.encoding = encoding
-        self.learner = learner
-        self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.learner = agent.learner
+        self.device = agent.device
+        # Of all that draws, or computes elsewhere.
+        self.place: Options = {"seed": agent.seed, "device": str(agent.device)}
+        self.generator = torch.Generator(self.device).manual_seed(agent.seed)
+        spec = _env_spec(agent.envs)
         self.ends = termination_rule(spec, encoding, self.device)
-        # Where no rule says when episodes end, the model learns it.
-        self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
+        self.model: Any = self._make_model(spec)
         # Without relabelling imagined rewards come from a network fitted to those in the replay, as in other libraries.
         fitted = config.update == "svg" or config.reward_source == "head" or not config.relabel
-        self.reward_source = RewardSource(scorer, encoding, differentiable=fitted, device=device, seed=seed)
+        self.reward_source = RewardSource(agent.scorer, encoding, differentiable=fitted, **self.place)
         self.notes: list[str] = []
         if self.reward_source.how == "head" and config.relabel:
             self.notes.append(self.reward_source.reason)
@@ -94,8 +90,8 @@ class Imagination(Stateful):
         if config.filter == "morec":
             threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
             settings = DiscriminatorConfig(threshold=threshold)
-            self.discriminator = Discriminator(encoding, settings, seed=seed, device=device)
-        self.planner = _planner(config, encoding, seed, device)
+            self.discriminator = Discriminator(encoding, settings, **self.place)
+        self.planner = self._make_planner()
         self.pessimistic = None
         if config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0:
             weight = -config.alpha_imagined
@@ -112,9 +108,46 @@ class Imagination(Stateful):
                 encoding,
                 self.reward_source,
                 retain=config.retain,
-                device=device,
-                seed=seed,
+                **self.place,
             )
+
+    def _make_model(self, spec: EnvSpec | None) -> Any:
+        """The model that the settings name."""
+        config = self.config
+        if config.model == "true":
+            if spec is None:
+                raise ValueError(
+                    "agent.model=true asks the simulator, and this environment is unregistered; use ensemble"
+                )
+            return TrueModel(spec.id, self.encoding, **spec.kwargs)
+        if config.model == "sindy":
+            return Sindy(self.encoding, SindyConfig(members=config.members), **self.place)
+        settings = EnsembleConfig(
+            kind=config.model_kind,
+            members=config.members,
+            elites=config.elites,
+            hidden=list(config.model_hidden),
+            norm=config.model_norm,
+            # Where no rule says when episodes end, the model learns it.
+            terminations=self.ends is None,
+            min_steps=min(100, config.model_steps),
+            max_steps=config.model_steps,
+        )
+        kind = Factored if config.model == "factored" else DynamicsEnsemble
+        return kind(self.encoding, settings, **self.place)
+
+    def _make_planner(self) -> CEM | MPPI | UPMPC | None:
+        """The planner that the settings name; MPPI without a policy that proposes."""
+        config = self.config
+        count = config.plan_candidates
+        horizon = config.plan_horizon
+        if config.planner == "upmpc":
+            return UPMPC(count, horizon, config.alpha_real, config.gamma)
+        if config.planner == "none":
+            return None
+        planner = CEM if config.planner == "cem" else MPPI
+        elites = max(count // 10, 1)
+        return planner(self.encoding, horizon, samples=count, elites=elites, gamma=config.gamma, **self.place)
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Fit the model, and what is learned beside it; then imagine from replayed states."""
@@ -337,6 +370,14 @@ class ImaginedBuffer(Stateful):
         self.table[: len(table)] = table
 
 
+def _env_spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
+    """The spec of the environments, which a vector that was made by hand has not itself."""
+    if envs.spec is not None:
+        return envs.spec
+    copies = getattr(envs, "envs", None)
+    return copies[0].spec if copies else None
+
+
 def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
     """When episodes of a registered environment end, for encoded actions; None without a rule, in foreign wrappers."""
     wrappers = getattr(spec, "additional_wrappers", ())
@@ -370,47 +411,3 @@ def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torc
 def _keeps_rule(wrapper: Any) -> bool:
     """Whether the environment's rule holds for what this wrapper shows: ours do, but for added noise."""
     return wrapper.entry_point.startswith("envs.") and wrapper.name != "NoisyTV"
-
-
-def _model(
-    config: DynaConfig, encoding: SpaceEncoding, spec: EnvSpec | None, terminations: bool, seed: int, device: str
-) -> Any:
-    """The model that the settings name; `terminations`: whether it learns when episodes end."""
-    if config.model == "true":
-        if spec is None:
-            raise ValueError("agent.model=true asks the simulator, and this environment is unregistered; use ensemble")
-        return TrueModel(spec.id, encoding, **spec.kwargs)
-    if config.model == "sindy":
-        return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)
-    settings = EnsembleConfig(
-        kind=config.model_kind,
-        members=config.members,
-        elites=config.elites,
-        hidden=list(config.model_hidden),
-        norm=config.model_norm,
-        terminations=terminations,
-        min_steps=min(100, config.model_steps),
-        max_steps=config.model_steps,
-    )
-    kind = Factored if config.model == "factored" else DynamicsEnsemble
-    return kind(encoding, settings, seed=seed, device=device)
-
-
-def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
-    """The planner that the settings name; MPPI without a policy that proposes."""
-    count = config.plan_candidates
-    horizon = config.plan_horizon
-    if config.planner == "upmpc":
-        return UPMPC(count, horizon, config.alpha_real, config.gamma)
-    if config.planner == "none":
-        return None
-    planner = CEM if config.planner == "cem" else MPPI
-    return planner(
-        encoding,
-        horizon,
-        samples=count,
-        elites=max(count // 10, 1),
-        gamma=config.gamma,
-        seed=seed,
-        device=device,
-    )

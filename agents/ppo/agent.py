@@ -46,7 +46,6 @@ from agents.ppo.seams import (
 from agents.ppo.update import StreamGradients, TorchUpdate
 from envs.transitions import NotFinite, index_obs, is_finite, map_obs
 from envs.types import Obs
-from lodestar.numerics.descent import Flat
 from lodestar.state import Stateful
 
 
@@ -112,27 +111,20 @@ class PPO(BaseAgent):
     def _set_up_networks(self) -> None:
         schedules = self._make_extensions("schedule") or [RolloutSchedule()]
         self.schedule: RolloutSchedule = schedules[0]
-        spaces = (self.observation_space, self.action_space)
-        policy = make_policy(*spaces, self.config, len(self.streams), self.seed)
-        self.policy = policy.to(self.device)
+        self.policy = make_policy(self).to(self.device)
         # The network whose weights an update moves; where another one acts, it has a learner of its own.
         self.learnt = self.schedule.network_to_train(self.policy)
-        self.flat = Flat.of_parameters(self.learnt.ordered())
-        self.learner = make_learner(self.learnt, self.flat, self.config, self.envs)
+        self.learner = make_learner(self.learnt, self.config, self.envs)
+        self.flat = self.learner.flat
         self.actor = self.learner
         if self.learnt is not self.policy:
-            flat = Flat.of_parameters(self.policy.ordered())
-            self.actor = make_learner(self.policy, flat, self.config, self.envs)
+            self.actor = make_learner(self.policy, self.config, self.envs)
         # For what needs gradients that the learner does not take.
         self.autograd = TorchUpdate(self.learnt, self.flat, self.config)
         self.obs_statistics = RunningMeanStd(shape=(self.policy.inputs.size,))
 
     def _set_up_collector(self) -> None:
-        make_collector = collector_class(self.envs)
-        requires = self.scorer.requires
-        self.collector: Collector = make_collector(self.envs, self.actor, len(self.streams), requires, self.seed)
-        # The scorer of a user's own need not say what to do with a NaN.
-        self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
+        self.collector: Collector = collector_class(self.envs)(self)
         self.episodes = self.collector.episodes
         # Where time went: environment, inference, reward, update.
         self.seconds = self.collector.seconds
@@ -151,8 +143,7 @@ class PPO(BaseAgent):
         # A single stream's gradient is the policy's.
         self.gradients: StreamGradients | None = None
         if len(self.streams) > 1:
-            names = list(self.streams)
-            self.gradients = StreamGradients(self.autograd, names, self.config, self.envs.num_envs, decide)
+            self.gradients = StreamGradients(self, decide)
 
     def _make_extensions(self, seam: str) -> list[Any]:
         """The extensions of a seam that the settings ask for."""

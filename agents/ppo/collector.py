@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from envs.masks import check_mask, has_allowed_action
 from envs.transitions import OneGroup, OnNan, Rollout, index_obs, map_obs, refuse
 from envs.types import MASK, MODALITIES
 from lodestar.state import Stateful
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
 
 # A row that another policy acted counts at most so many times.
 MAX_IMPORTANCE = 2
@@ -50,19 +53,22 @@ class Collector(Stateful):
         "began": "began",
     }
 
-    def __init__(self, envs: Any, learner: Any, streams: int, requires: frozenset[str], seed: int) -> None:
-        config = learner.config
+    def __init__(self, agent: "PPO") -> None:
+        config = agent.config
+        envs: Any = agent.envs
+        learner: Any = agent.actor
+        streams = len(agent.streams)
         length = config.n_steps
         self.envs = envs
         self.learner = learner
-        self.seed = seed
+        self.seed = agent.seed
         self.sequence = config.sequence if config.gru else length
         self.inputs = learner.net.inputs
         self.actions = learner.net.actions
         self.recurrent = learner.net.gru is not None
         # What steps the environments, in groups; a vector is one group.
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
-        self.rollout = self.kind_of_rollout(length, envs, requires & set(MODALITIES))
+        self.rollout = self.kind_of_rollout(length, envs, agent.scorer.requires & set(MODALITIES))
         # Row t + 1 is there once step t is made.
         self.observed: Any = self.rollout.obs
         self.vector: Any = self.inputs.vector(self.rollout.obs, 2)
@@ -84,11 +90,12 @@ class Collector(Stateful):
 
         self.episodes = Episodes(n)
         self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
-        self.rng = np.random.default_rng([seed, 1])
+        self.rng = np.random.default_rng([agent.seed, 1])
         self.began = False
         # Whether the environments are known to have been reset.
         self._known = False
-        self.on_nan = OnNan()
+        # The scorer of a user's own need not say what to do with a NaN.
+        self.on_nan = getattr(agent.scorer, "on_nan", OnNan())
         self.uses_masks: bool = config.masks
         # Whether the environments give masks, and they are used.
         self.masked = False

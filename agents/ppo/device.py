@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from agents.networks.actor_critic import correlate
 from agents.ppo.collector import Collector
 from agents.ppo.seams import Batch, Targets
 from envs.types import MASK
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
 
 
 class EpisodeEnds(NamedTuple):
@@ -34,24 +37,24 @@ class DeviceCollector(Collector):
 
     saved = Collector.saved | {"generator": "generator"}
 
-    def __init__(self, envs: Any, learner: Any, streams: int, requires: frozenset[str], seed: int) -> None:
-        super().__init__(envs, learner, streams, requires, seed)
-        device = envs.arrays.device
+    def __init__(self, agent: "PPO") -> None:
+        super().__init__(agent)
+        device = self.envs.arrays.device
         if self.recurrent:
             raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
-        if learner.device.type != device.type:
-            raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
+        if agent.device.type != device.type:
+            raise ValueError(f"the environments compute on {device}, the policy on {agent.device}; give one device")
         length = self.rollout.length
         n = self.rollout.n
         zeros = functools.partial(torch.zeros, length, n, device=device)
-        self.reads_obs = bool(requires & {"obs", "next_obs"})
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.reads_obs = bool(agent.scorer.requires & {"obs", "next_obs"})
+        self.generator = torch.Generator(device).manual_seed(agent.seed)
         # The device's own of what `Collector` has on the host.
         self.vector = torch.zeros(length + 1, n, self.inputs.size, device=device)
         self.observed = self.vector
         kind = torch.float32 if self.actions.gaussian else torch.int64
         self._chosen = zeros(self.actions.choices, dtype=kind)
-        self._values = torch.zeros(length + 1, n, streams, device=device)
+        self._values = torch.zeros(*self.values.shape, device=device)
         self._log_prob = zeros()
         self._reward = zeros()
         self._terminated = zeros(dtype=torch.bool)

@@ -1,8 +1,7 @@
 """Which network PPO learns with, and what moves its weights."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import torch
 
 from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
@@ -15,28 +14,27 @@ from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import TorchUpdate
 from lodestar.numerics.descent import Flat
 
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
 
-def make_policy(
-    observation_space: gym.Space,
-    action_space: gym.Space,
-    config: PPOConfig,
-    streams: int,
-    seed: int,
-) -> ActorCritic:
+
+def make_policy(agent: "PPO") -> ActorCritic:
     """Policy and values of the streams, with weights drawn from the seed."""
-    inputs = Inputs(observation_space)
-    actions = Actions(action_space)
+    config = agent.config
+    streams = len(agent.streams)
+    inputs = Inputs(agent.observation_space)
+    actions = Actions(agent.action_space)
     config.refuse_if(
         config.noise_correlation and not actions.gaussian,
         "agent.noise_correlation={noise_correlation} is for actions that are numbers; leave it out for choices",
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(agent.seed)
         if config.net == "trees":
             return TreePolicy(inputs, actions, streams, config.tree_depth)
         trunk = None
         if config.net == "glyphs":
-            trunk = Glyphs(observation_space)
+            trunk = Glyphs(agent.observation_space)
         return ActorCritic(
             inputs,
             actions,
@@ -52,8 +50,9 @@ def make_policy(
         )
 
 
-def make_learner(network: ActorCritic, flat: Flat, config: PPOConfig, envs: Any) -> Learner:
+def make_learner(network: ActorCritic, config: PPOConfig, envs: Any) -> Learner:
     """What acts and learns with this network, in these environments."""
+    flat = Flat.of_parameters(network.ordered())
     if isinstance(network, TreePolicy):
         return TreesUpdate(network, flat, config)
     for _, kind in extension_classes("learner", config, {}):

@@ -11,17 +11,19 @@ added over streams. `agents.ppo.numpy_update` is the same several times faster, 
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import cosines, mask_outputs, stream_gradients
-from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Batch, Learner, ScoredRollout, Targets
 from envs.transitions import index_obs, map_obs
 from lodestar.numerics.compiled import warn_once
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
 
 # Rows that gradients are taken on: where they are only logged, and where something is decided by them.
 LOGGED_GRADIENT_ROWS = 256
@@ -216,17 +218,18 @@ class _Forward(NamedTuple):
 class StreamGradients:
     """Takes the gradients of K > 1 streams: every rollout where something is decided by them, else now and then."""
 
-    def __init__(self, learner: TorchUpdate, streams: list[str], config: PPOConfig, n_envs: int, decide: bool) -> None:
-        self.learner = learner
-        self.streams = streams
+    def __init__(self, agent: "PPO", decide: bool) -> None:
+        config = agent.config
+        self.learner = agent.autograd
+        self.streams = list(agent.streams)
         # From one rollout whose gradients are taken to the next.
         self.every = 1
         self.rows = DECIDING_GRADIENT_ROWS
         if not decide:
             self.rows = LOGGED_GRADIENT_ROWS
             # In minibatches: a rollout's, and what the gradients cost, 8 for the first call of autograd.
-            minibatches = config.n_epochs * n_envs * config.n_steps / config.batch_size
-            passes = (1 + 2 * len(streams)) / 3
+            minibatches = config.n_epochs * agent.envs.num_envs * config.n_steps / config.batch_size
+            passes = (1 + 2 * len(self.streams)) / 3
             cost = 8 + passes * self.rows / config.batch_size
             self.every = math.ceil(cost / (MAX_COST_SHARE * minibatches))
         if config.gru:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from agents.ppo.agent import PPO
 from agents.ppo.collector import Collector
 from envs.transitions import Rollout, map_obs, put
 from runners.cluster.actor import ACTING_FIELDS, ROLLOUT_FIELDS, State
@@ -22,9 +23,10 @@ class FleetCollector(Collector):
 
     saved: ClassVar[dict[str, str]] = Collector.saved | {"others": "others"}
 
-    def __init__(self, envs: Any, *settings: Any) -> None:
+    def __init__(self, agent: PPO) -> None:
+        envs: Any = agent.envs
         self.kind_of_rollout = EmbeddedRollout if envs.servers else Rollout
-        super().__init__(envs, *settings)
+        super().__init__(agent)
         # The random numbers of the actors behind the first; those of the first are `rng`.
         self.others: list[State] = []
         self.seconds["waiting"] = 0.0
