@@ -25,7 +25,7 @@ from agents.networks.policy_layers import PolicyLayers
 from agents.predictor import Predictor
 from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse, reset_mode
-from envs.types import Array, Memory, Obs, StateDict, StreamScorer
+from envs.types import Array, Memory, Obs, Options, StateDict, StreamScorer
 from lodestar.settings import check_config
 from lodestar.state import Stateful, get_state, set_state
 
@@ -150,6 +150,8 @@ class BaseAgent(Predictor):
         self.envs = envs
         self.seed = seed
         self.device = torch.device("cpu" if device == "auto" else device)
+        # What its parts draw from, and compute on.
+        self.place: Options = {"seed": seed, "device": str(self.device)}
         self.observation_space = envs.single_observation_space
         self.action_space = envs.single_action_space
         self.check(self.observation_space, self.action_space)
@@ -250,8 +252,7 @@ class BaseAgent(Predictor):
         """
         if self._learning:
             raise RuntimeError("set_reward within learn would mix two rewards in one rollout; call it after learn")
-        device = str(self.device)
-        fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=device)
+        fresh = type(self)(self.envs, self.config, scorer=scorer, **self.place)
         fresh._succeed(self)
         vars(self).update(vars(fresh) | {"logger": self.logger})
 
@@ -418,7 +419,7 @@ class BaseAgent(Predictor):
 
         def build(settings: dict[str, Any]) -> Any:
             config = cls.Config(**settings | {"reference": "", "kl": 0.0} | plain)
-            return cls(agent.envs, config, seed=agent.seed, device=str(agent.device))
+            return cls(agent.envs, config, **agent.place)
 
         try:
             return cls._from_file(path, build, "this environment")[0]

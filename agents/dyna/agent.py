@@ -114,7 +114,7 @@ class Dyna(BaseAgent):
     def _make_replay(self) -> Replay:
         config = self.config
         kind: Any = Replay
-        options: Options = {"gamma": config.gamma, "seed": self.seed, "device": str(self.device)}
+        options: Options = {"gamma": config.gamma, **self.place}
         if config.demos or config.imitate:
             kind = MixedReplay
             options["demo_share"] = config.demo_share
@@ -128,7 +128,7 @@ class Dyna(BaseAgent):
     def _make_learner(self) -> None:
         kind: Any = DeepQ if self.encoding.discrete else SoftActorCritic
         sizes = (self.encoding.obs_size, self.encoding.action_size)
-        self.learner = kind(*sizes, self.config, seed=self.seed, device=str(self.device))
+        self.learner = kind(*sizes, self.config, **self.place)
         if self.encoding.discrete:
             self.learner.epsilon.fill_(self.config.epsilon)
 

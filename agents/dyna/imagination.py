@@ -34,7 +34,7 @@ from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from envs.types import Options, StateDict
+from envs.types import StateDict
 from lodestar.numerics.descent import draw_integers
 from lodestar.state import Stateful
 
@@ -70,8 +70,7 @@ class Imagination(Stateful):
         self.encoding = encoding
         self.learner = agent.learner
         self.device = agent.device
-        # Of all that draws, or computes elsewhere.
-        self.place: Options = {"seed": agent.seed, "device": str(agent.device)}
+        self.place = agent.place
         self.generator = torch.Generator(self.device).manual_seed(agent.seed)
         spec = _env_spec(agent.envs)
         self.ends = termination_rule(spec, encoding, self.device)

@@ -61,8 +61,7 @@ class OfflineAgent(BaseAgent):
             self.observation_space,
             self.action_space,
             getattr(self.envs, "data", None),
-            seed=self.seed,
-            device=str(self.device),
+            **self.place,
         )
         self.policy = ActingState(self.learner)
         self.rng = np.random.default_rng([self.seed, 4])
