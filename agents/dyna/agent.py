@@ -35,7 +35,7 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.reference import START, ReferenceActor
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
-from agents.replay.replay import FrozenReward, Replay, Rows
+from agents.replay.replay import FrozenReward, Replay, Rows, interleave
 from envs.transitions import map_obs
 from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.state import Weights, all_finite, get_state, set_state
@@ -269,17 +269,19 @@ class Dyna(BaseAgent):
             if self.config.imitate:
                 real = self.replay.lower_bounds(real, lambda *rows: self.learner.q(*rows).mean(0))
             parts.insert(0, real)
+        rows = interleave(parts, count)
         warms_up = self.num_timesteps <= self.config.actor_from
         path = self.config.path
         compiles = path == "numba" or (path == "auto" and self._n_updates >= TORCH_UPDATES)
         if compiles and not warms_up:
-            metrics = compiled.updates(self.learner, parts, count)
+            metrics = compiled.updates(self.learner, rows, count)
             if metrics is not None:
                 return metrics
         metrics = {}
         for i in range(count):
             with_actor = not warms_up and (self._n_updates + i + 1) % self.config.actor_every == 0
-            metrics |= self.learner.update(_minibatch(parts, i, count), with_actor)
+            minibatch = slice(i * size, (i + 1) * size)
+            metrics |= self.learner.update(Rows(*(column[minibatch] for column in rows)), with_actor)
         return metrics
 
     def dump_logs(self, iteration: int = 0) -> None:
@@ -335,16 +337,3 @@ class Dyna(BaseAgent):
             # The next step fits the model, and with it the imagined rewards.
             self._fitted_at = self.replay.added - self.config.model_every
             self.keep_finite()
-
-
-def _minibatch(parts: list[Rows], i: int, count: int) -> Rows:
-    """The i-th of `count` minibatches, an equal share of each part."""
-    minibatches = []
-    for rows in parts:
-        size = len(rows.obs) // count
-        share = slice(i * size, (i + 1) * size)
-        minibatch = Rows(*(column[share] for column in rows))
-        minibatches.append(minibatch)
-    if len(minibatches) == 1:
-        return minibatches[0]
-    return Rows(*(torch.cat(columns) for columns in zip(*minibatches)))

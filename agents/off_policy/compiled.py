@@ -9,7 +9,6 @@ the first time, then 0.5 from numba's cache on the disk. Limitations: x86 proces
 `ClosedFormUpdate` takes, without bounds for targets, and for DQN those of the same kind; an actor's step with each.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -27,11 +26,8 @@ LEARNER_NAME = "the update of actor and critics"
 METRIC_NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")
 
 
-def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Tensor] | None:
-    """`count` updates, and the last one's metrics; None where the usual path makes them.
-
-    Each minibatch is the next piece of all parts, which are real transitions and imagined ones.
-    """
+def updates(learner: Critics, rows: Rows, count: int) -> dict[str, Tensor] | None:
+    """`count` updates on as many minibatches, and the last one's metrics; None where the usual path makes them."""
     config = learner.config
     if not ClosedFormUpdate.fits(learner) or config.bounded_targets or config.actor_every > 1:
         if config.path == "numba":
@@ -41,8 +37,8 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
     compiled = kernel("agents.off_policy.kernel", LEARNER_NAME, "torch, at half the speed")
     if compiled is None:
         return None
-    rows = _merge_minibatches(parts, count)
-    size = len(rows[0]) // count
+    columns = (rows.obs, rows.action, rows.reward, rows.next_obs, rows.discount)
+    size = len(rows.obs) // count
     settings = [config.learning_rate, config.tau, config.max_grad_norm]
     flats = [learner.critic_flat]
     moved = flats
@@ -65,7 +61,7 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
         _layer_sizes(learner.critic),
         learner.critic.count,
         torch.stack([learner.mean, learner.scale]).numpy(),
-        *rows,
+        *(np.require(column.numpy(), np.float32, ["C", "W"]) for column in columns),
         size,
         np.array(settings),
         config.target == "min",
@@ -74,10 +70,7 @@ def updates(learner: Critics, parts: Sequence[Rows], count: int) -> dict[str, Te
     for flat in moved:
         flat.steps += count
     # DQN's kernel returns the first two metrics alone.
-    named = {}
-    for name, value in zip(METRIC_NAMES, metrics.tolist()):
-        named[name] = torch.tensor(value)
-    return named
+    return {name: torch.tensor(value) for name, value in zip(METRIC_NAMES, metrics.tolist())}
 
 
 def _draw_noise(learner: Any, count: int, size: int) -> np.ndarray:
@@ -88,19 +81,6 @@ def _draw_noise(learner: Any, count: int, size: int) -> np.ndarray:
         following.normal_(generator=learner.generator)
         now.normal_(generator=learner.generator)
     return noise.numpy()
-
-
-def _merge_minibatches(parts: Sequence[Rows], count: int) -> list[np.ndarray]:
-    """Observations, actions, rewards, successors and discounts of all minibatches, one after another."""
-    columns = []
-    for field in ("obs", "action", "reward", "next_obs", "discount"):
-        pieces = []
-        for part in parts:
-            column = getattr(part, field)
-            pieces.append(column.view(count, -1, *column.shape[1:]))
-        merged = torch.cat(pieces, 1).flatten(0, 1).numpy()
-        columns.append(np.require(merged, np.float32, ["C", "W"]))
-    return columns
 
 
 def _vectors(flat: Flat) -> tuple[np.ndarray, ...]:

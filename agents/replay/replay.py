@@ -7,6 +7,7 @@ signals) is kept as columns that the scorer names (`ReplayScorer.keep`), then we
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,15 @@ class Rows(NamedTuple):
     step: Tensor
     # int64 (B,), place in the replay.
     index: Tensor  # type: ignore[assignment]
+
+
+def interleave(parts: Sequence[Rows], count: int) -> Rows:
+    """`count` minibatches, one after another, each the next piece of all parts."""
+    columns = []
+    for pieces in zip(*parts):
+        by_minibatch = [piece.view(count, -1, *piece.shape[1:]) for piece in pieces]
+        columns.append(torch.cat(by_minibatch, 1).flatten(0, 1))
+    return Rows(*columns)
 
 
 class Sequences(NamedTuple):

@@ -12,7 +12,7 @@ from agents.dyna import agent as dyna
 from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
-from agents.replay.replay import Rows
+from agents.replay.replay import Rows, interleave
 
 # Every worker imports this file, and only one has to import numba.
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -52,7 +52,7 @@ def test_twenty_updates_move_the_weights_as_torch_does_to_a_millionth(kind, opti
     ours, theirs = (learner(kind, path, **options) for path in ("numba", "torch"))
     ours.fused = theirs.fused = None
     before, whole = ours.critic_flat.value.clone(), rows(kind, 20 * 50)
-    found = compiled.updates(ours, [whole], 20)
+    found = compiled.updates(ours, whole, 20)
     for part in pieces(whole, 50):
         expected = theirs.update(part)
     for name in ("critic_flat", "actor_flat", "alpha_flat")[: 3 if kind == "sac" else 1]:
@@ -72,11 +72,12 @@ def test_twenty_updates_move_the_weights_as_torch_does_to_a_millionth(kind, opti
 def test_blocks_of_any_length_and_of_several_parts_end_with_the_same_bits(kind):
     whole, apiece, mixed = (learner(kind, "numba") for _ in range(3))
     given = rows(kind, 6 * 32)
-    compiled.updates(whole, [given], 6)
+    compiled.updates(whole, given, 6)
     for part in pieces(given, 2 * 32):
-        compiled.updates(apiece, [part], 2)
+        compiled.updates(apiece, part, 2)
     halves = [[Rows(*(x[a:b] for x in part)) for part in pieces(given, 32)] for a, b in ((0, 8), (8, 32))]
-    compiled.updates(mixed, [Rows(*(torch.cat(x) for x in zip(*half))) for half in halves], 6)
+    parts = [Rows(*(torch.cat(x) for x in zip(*half))) for half in halves]
+    compiled.updates(mixed, interleave(parts, 6), 6)
     assert torch.equal(whole.critic_flat.value, apiece.critic_flat.value)
     assert torch.equal(whole.critic_flat.value, mixed.critic_flat.value)
 
@@ -85,7 +86,7 @@ def test_nan_reaches_the_weights_and_is_not_hidden():
     for kind in KINDS:
         ours, given = learner(kind, "numba"), rows(kind, 40)
         given.next_obs[3] = float("nan")
-        compiled.updates(ours, [given], 1)
+        compiled.updates(ours, given, 1)
         assert not bool(torch.isfinite(ours.critic_flat.value.sum()))
 
 
@@ -108,11 +109,11 @@ def test_auto_changes_over_at_the_same_update_when_it_is_continued(monkeypatch):
 def test_what_it_does_not_take_is_learnt_in_torch_and_it_says_so(monkeypatch):
     compiled.warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="runs in torch, as agent.path=numba is for plain critics"):
-        assert compiled.updates(learner("sac", "numba", norm="layer"), [rows("sac", 8)], 1) is None
+        assert compiled.updates(learner("sac", "numba", norm="layer"), rows("sac", 8), 1) is None
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in ("agents.off_policy.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     compiled.kernel.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch, at half the speed \(.*pip install 'lodestar-rl\[fast\]'"):
-        assert compiled.updates(learner("sac", "numba"), [rows("sac", 8)], 1) is None
+        assert compiled.updates(learner("sac", "numba"), rows("sac", 8), 1) is None
     compiled.kernel.cache_clear()
