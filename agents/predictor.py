@@ -135,10 +135,7 @@ class Predictor(ABC):
     def save(self, path: str) -> None:
         """Write weights, configuration and `extra_state` to one safetensors file; nothing in it is ever executed."""
         weights = self.policy.state_dict()
-        tensors = {}
-        for key, value in weights.items():
-            on_host = value.detach().cpu().contiguous()
-            tensors[key] = on_host.numpy()
+        tensors = {key: value.detach().cpu().contiguous().numpy() for key, value in weights.items()}
         tree, arrays = pack(self.extra_state())
         tensors |= arrays
         metadata = {

@@ -119,10 +119,7 @@ class Dyna(BaseAgent):
             kind = MixedReplay
             options["demo_share"] = config.demo_share
             options["best_share"] = config.imitate
-            options["demos"] = None
-            if config.demos:
-                spaces = (self.observation_space, self.action_space)
-                options["demos"] = demonstrations(config.demos, *spaces, self.scorer)
+            options["demos"] = demonstrations(self) if config.demos else None
         return kind(config.buffer_size, self.envs.num_envs, self.encoding, self.replay_scorer, **options)
 
     def _make_learner(self) -> None:

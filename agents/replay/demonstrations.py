@@ -22,34 +22,34 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
 
+from agents.base import BaseAgent
 from agents.replay.replay import Replay, Rows, Sequences
 from envs.datasets.dataset import recorded_transitions
 from envs.steps import Chunk
 from envs.transitions import Transitions, join
-from envs.types import MODALITY_FIELDS, Options, StreamScorer
+from envs.types import MODALITY_FIELDS, Options
 from lodestar.numerics.returns import returns
 
 # Rows of best episodes that are held, the newest.
 MAX_BEST_ROWS = 20_000
 
 
-def demonstrations(
-    path: str, observation_space: gym.Space, action_space: gym.Space, scorer: StreamScorer
-) -> Transitions:
+def demonstrations(agent: BaseAgent) -> Transitions:
     """The transitions (M,) of the recording that `agent.demos` names; a ValueError if it does not fit the run."""
-    batch = recorded_transitions(path, "agent.demos", observation_space, action_space)
-    for name in sorted(scorer.requires.intersection(MODALITY_FIELDS)):
+    path = agent.config.demos
+    requires = agent.scorer.requires
+    batch = recorded_transitions(path, "agent.demos", agent.observation_space, agent.action_space)
+    for name in sorted(requires.intersection(MODALITY_FIELDS)):
         if getattr(batch, name) is None:
             raise ValueError(
                 f"agent.demos={path} lacks {name}, which the reward reads; record it with frames=224, "
                 "text=true or signals=true"
             )
-    unread = set(MODALITY_FIELDS) - scorer.requires
+    unread = set(MODALITY_FIELDS) - requires
     return batch.replace(**dict.fromkeys(unread), extras={})
 
 

@@ -113,7 +113,7 @@ class WorldModel(BaseAgent):
         }
         if not config.demos:
             return Replay(*place, **options)
-        demos = demonstrations(config.demos, self.observation_space, self.action_space, self.scorer)
+        demos = demonstrations(self)
         if len(demos.step) <= self.learner.longest:
             raise ValueError(
                 f"agent.demos={config.demos} holds {len(demos.step)} transitions, and a sequence of this model "

@@ -49,7 +49,7 @@ class Demonstrations(Extra):
     def __init__(self, agent: "PPO") -> None:
         config = agent.config
         self.config = config
-        data = demonstrations(config.demos, agent.observation_space, agent.action_space, agent.scorer)
+        data = demonstrations(agent)
         of_one_environment = data[:, None]
         self.data = _end_episodes(agent.scorer.embed(of_one_environment))
         inputs = agent.policy.inputs
