@@ -21,7 +21,8 @@ Example:
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from lodestar.files import read_text, why_unread
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
-from rewards.language.lare import verify_code
+from rewards.language.lare import action_numbers, verify_code
 from rewards.llm.sandbox.process import Sandbox, SandboxError, check, parse_code, refuse_unreadable
 
 FORM = "reward(obs, action, next_obs)"
@@ -45,6 +46,8 @@ COMPONENT_NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
 MAX_LOGGED_ROWS = 512
 # obs beside next_obs (B, 2 D), and action (B, A) or, for code that reads signals, action beside signals (B, A + K).
 Rows = tuple[np.ndarray, np.ndarray]
+# Names of the components, the code as the sandbox takes it, and whether it reads signals.
+Translated = tuple[tuple[str, ...], str, bool]
 
 
 @dataclass
@@ -55,48 +58,75 @@ class CodeConfig(RewardConfig):
     timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", "> 0")
     keys: list[str] = setting([], "entries of a Dict observation that it reads, in their names' order; [] for all")
 
-    def read_source(self, expected: str) -> str:
-        """What the file holds; a ValueError says what was expected where it cannot be read."""
+
+class Programmed(Reward):
+    """Base class of rewards that a function in a file computes, whose code runs in a sandbox."""
+
+    # What the file defines, and how an error says so.
+    function: str
+    expected: str
+    # How many observations it reads side by side, and how many numbers of an action.
+    observations = 1
+    action_size = 0
+
+    def build(self) -> None:
+        config = self.config
+        self.layout = layout_of(self.observation_space, config.keys)
         try:
-            return read_text(Path(self.file).resolve(), errors="strict")
+            source = read_text(Path(config.file).resolve(), errors="strict")
         except (OSError, UnicodeDecodeError) as error:
-            reason = why_unread(self.file, error)
-            raise ValueError(f"{self.prefix}file={self.file!r} {reason}; give a file with {expected}") from None
+            reason = why_unread(config.file, error)
+            raise ValueError(
+                f"{config.prefix}file={config.file!r} {reason}; give a file with {self.expected}"
+            ) from None
+        self.program: Sandbox | None = None
+        with self._refusals_named():
+            self.names, self.source, self.reads_signals = self.translate(source)
+            check(self.source)
+        # How many signals there are is known when the first batch comes.
+        if self.reads_signals:
+            self.requires = self.requires | {"signals"}
+        else:
+            self.start()
+
+    def translate(self, source: str) -> Translated:
+        """As `component_program`."""
+        raise NotImplementedError
+
+    def start(self, n_signals: int = 0) -> Sandbox:
+        """The process that runs the code, started where it does not run yet."""
+        if self.program is None:
+            obs_size = self.observations * self.layout.size
+            with self._refusals_named():
+                self.program = Sandbox(self.source, obs_size, self.action_size + n_signals, timeout=self.config.timeout)
+        return self.program
+
+    @contextmanager
+    def _refusals_named(self) -> Iterator[None]:
+        """What the sandbox refuses is a ValueError that names the file."""
+        try:
+            yield
+        except SandboxError as error:
+            reason = reword(error, self.function)
+            raise ValueError(f"{self.config.prefix}file={self.config.file!r} was refused: {reason}") from None
 
 
-class Code(Reward):
+class Code(Programmed):
     """r(s, a, s') = the sum of the components that the code returns."""
 
     Config = CodeConfig
     requires = frozenset({"obs", "action", "next_obs"})
     role = "goal"
+    function = "reward"
+    expected = f"{FORM}, as `python -m runners.design` writes it"
+    observations = 2
 
     def build(self) -> None:
-        config = self.config
-        self.layout = layout_of(self.observation_space, config.keys)
-        source = config.read_source(f"{FORM}, as `python -m runners.design` writes it")
-        actions = int(np.prod(self.action_space.shape or ()))
-        try:
-            self.names, self.source, self.reads_signals = translate(source, self.layout.size, actions)
-            check(self.source)
-        except SandboxError as error:
-            raise self._refusal(error) from None
-        self.program: Sandbox | None = None
-        if self.reads_signals:
-            # How many signals there are is known when the first batch comes.
-            self.requires = self.requires | {"signals"}
-        else:
-            self._start_program(actions)
+        self.action_size = int(np.prod(self.action_space.shape or ()))
+        super().build()
 
-    def _start_program(self, n_actions: int) -> Sandbox:
-        try:
-            self.program = Sandbox(self.source, 2 * self.layout.size, n_actions, timeout=self.config.timeout)
-        except SandboxError as error:
-            raise self._refusal(error) from None
-        return self.program
-
-    def _refusal(self, error: SandboxError) -> ValueError:
-        return ValueError(f"reward.code.file={self.config.file!r} was refused: {_of_reward(error)}")
+    def translate(self, source: str) -> Translated:
+        return translate(source, self.layout.size, self.action_size)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.components(batch).sum(axis=1)
@@ -104,8 +134,7 @@ class Code(Reward):
     def components(self, batch: Transitions) -> np.ndarray:
         """What each part of the sum gave, float32 (N, k), in the order of `names`."""
         states, actions = rows_of(self.layout, batch, signals=self.reads_signals)
-        program = self.program or self._start_program(actions.shape[1])
-        return program(states, actions)
+        return self.start(actions.shape[1] - self.action_size)(states, actions)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         flat = batch.flatten()
@@ -119,7 +148,8 @@ class Code(Reward):
     def notes(self) -> list[str]:
         components = " + ".join(self.names)
         notes = self.program.notes() if self.program else []
-        return [f"the reward is the code in {self.config.file}: {components}", *map(_of_reward, notes)]
+        reworded = [reword(note, self.function) for note in notes]
+        return [f"the reward is the code in {self.config.file}: {components}", *reworded]
 
 
 def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
@@ -135,9 +165,7 @@ def rows_of(layout: Layout, batch: Transitions, signals: bool = False) -> Rows:
     states = list(map(layout.flatten, (batch.obs, batch.next_obs)))
     for rows in states:
         refuse_rows(rows, "code")
-    action = np.asarray(batch.action)
-    # The size is no -1, which has no meaning where there are no rows.
-    action = action.reshape(len(action), math.prod(action.shape[1:])).astype(np.float32)
+    action = action_numbers(batch.action)
     if signals:
         if batch.signals is None:
             raise ValueError(f"the code reads signals, and this environment has none; write {FORM}")
@@ -146,7 +174,7 @@ def rows_of(layout: Layout, batch: Transitions, signals: bool = False) -> Rows:
 
 
 @refuse_unreadable()
-def translate(source: str, size: int, n_actions: int = 1) -> tuple[tuple[str, ...], str, bool]:
+def translate(source: str, size: int, n_actions: int = 1) -> Translated:
     """Names of the components, the code as the sandbox takes it, and whether it reads signals.
 
     Observations have `size` numbers, actions `n_actions`. Nothing is run. A SandboxError if the code defines no
@@ -154,21 +182,14 @@ def translate(source: str, size: int, n_actions: int = 1) -> tuple[tuple[str, ..
     """
     plain_call = f"reward(obs[:, :{size}], action, obs[:, {size}:])"
     signals_call = f"reward(obs[:, :{size}], action[:, :{n_actions}], obs[:, {size}:], action[:, {n_actions}:])"
-    forms = (FORM, SIGNALS_FORM)
-    names, program, form = component_program(source, "reward", forms, (plain_call, signals_call))
-    return names, program, form == 1
+    return component_program(source, "reward", (FORM, SIGNALS_FORM), (plain_call, signals_call))
 
 
-def component_program(
-    source: str,
-    function: str,
-    forms: Sequence[str],
-    calls: Sequence[str],
-) -> tuple[tuple[str, ...], str, int]:
-    """The keys of the dict that a function ends with, a program that stacks its values, and which form it has.
+def component_program(source: str, function: str, forms: Sequence[str], calls: Sequence[str]) -> Translated:
+    """The keys of the dict that a function ends with, a program that stacks its values, and whether it reads signals.
 
-    forms are the signatures that it may have, told apart by their number of arguments; calls say how each is called
-    with the sandbox's `obs` and `action`. A SandboxError for anything else.
+    forms are the signatures that it may have, without and with signals, which is its last argument; calls say how each
+    is called with the sandbox's `obs` and `action`. A SandboxError for anything else.
     """
     tree = parse_code(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in (function, "factors")]
@@ -192,7 +213,7 @@ def component_program(
         f"    parts = {calls[form]}\n"
         f"    return np.stack([np.broadcast_to(np.ravel(parts[i]), len(obs)) for i in range({len(names)})], axis=1)\n"
     )
-    return tuple(map(str, names)), program, form
+    return tuple(map(str, names)), program, form == 1
 
 
 def try_code(
@@ -219,12 +240,12 @@ def try_code(
         finally:
             sandbox.close()
     except SandboxError as error:
-        raise SandboxError(_of_reward(error)) from None
+        raise SandboxError(reword(error, "reward")) from None
     if np.ptp(parts.sum(axis=1)) <= 1e-5 * np.abs(parts).max():
         raise SandboxError("the sum of the components is the same in all transitions")
     return names
 
 
-def _of_reward(text: object) -> str:
+def reword(sentence: object, function: str) -> str:
     """A sentence of the sandbox, in whose words the code is that of factors."""
-    return re.sub(r"\bfactors\b", "reward", str(text))
+    return re.sub(r"\bfactors\b", function, str(sentence))

@@ -27,8 +27,6 @@ Example:
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +35,9 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import Reward, merge_memory
-from rewards.design.code import CodeConfig, component_program, layout_of
+from rewards.base import merge_memory
+from rewards.design.code import CodeConfig, Programmed, Translated, component_program
 from rewards.exploration.learned import refuse_rows
-from rewards.llm.sandbox.process import Sandbox, SandboxError, check
 
 STAGE_FORMS = ("stages(next_obs)", "stages(next_obs, signals)")
 STAGE_CALLS = ("stages(obs)", "stages(obs, action)")
@@ -58,27 +55,21 @@ class StagesConfig(CodeConfig):
     )
 
 
-class StageReward(Reward):
+class StageReward(Programmed):
     """phi(s') = the largest (k + p) / K of the episode so far; the memory holds k and phi, each (N,)."""
 
     Config = StagesConfig
     config: StagesConfig
     relabelable = False
     starts_at = 0.0
+    function = "stages"
+    expected = " or ".join(STAGE_FORMS)
+
+    def translate(self, source: str) -> Translated:
+        return component_program(source, self.function, STAGE_FORMS, STAGE_CALLS)
 
     def build(self) -> None:
-        config = self.config
-        self.layout = layout_of(self.observation_space, config.keys)
-        source = config.read_source(" or ".join(STAGE_FORMS))
-        # How many signals there are is known when the first batch comes.
-        self.sandbox: Sandbox | None = None
-        with self._refusals_named():
-            self.names, self.program, form = component_program(source, "stages", STAGE_FORMS, STAGE_CALLS)
-            check(self.program)
-        if form == 1:
-            self.requires = frozenset({"next_obs", "signals"})
-        else:
-            self._start_sandbox(0)
+        super().build()
         # Transitions seen, and those of them after which each stage had been ended.
         self.seen = 0
         self.ended = np.zeros(len(self.names), np.int64)
@@ -111,29 +102,15 @@ class StageReward(Reward):
         next_obs = self.layout.flatten(batch.next_obs)
         refuse_rows(next_obs, "stages")
         signals = np.zeros((len(next_obs), 0), np.float32)
-        if "signals" in self.requires:
+        if self.reads_signals:
             if batch.signals is None:
                 raise ValueError(
                     f"{self.config.file} reads signals, and this environment has none; make it with signals=True, "
                     f"or write {STAGE_FORMS[0]}"
                 )
             signals = np.asarray(batch.signals, np.float32)
-        sandbox = self.sandbox or self._start_sandbox(signals.shape[1])
+        sandbox = self.start(signals.shape[1])
         return np.clip(sandbox(next_obs, signals), 0, 1)
-
-    def _start_sandbox(self, n_signals: int) -> Sandbox:
-        with self._refusals_named():
-            self.sandbox = Sandbox(self.program, self.layout.size, n_signals, timeout=self.config.timeout)
-        return self.sandbox
-
-    @contextmanager
-    def _refusals_named(self) -> Iterator[None]:
-        """What the sandbox refuses is a ValueError that names the file."""
-        try:
-            yield
-        except SandboxError as error:
-            message = str(error).replace("factors gave", "stages gave")
-            raise ValueError(f"reward.stages.file={self.config.file!r} was refused: {message}") from None
 
     def _advance(self, progress: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
         """The memory after one step of N environments, of whose stages the progress is (N, K)."""
@@ -173,7 +150,7 @@ class StageReward(Reward):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"names": list(self.names), "program": self.program}
+        state = {"names": list(self.names), "program": self.source}
         return {**state, "seen": self.seen, "ended": self.ended.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,11 +161,11 @@ class StageReward(Reward):
                 f"the saved state has the stages {', '.join(names)}, {self.config.file} has {', '.join(self.names)}; "
                 "give the file that it was trained with"
             )
-        if state["program"] != self.program:
+        if state["program"] != self.source:
             self.close()
-            self.sandbox = None
+            self.program = None
         self.names = names
-        self.program = str(state["program"])
+        self.source = str(state["program"])
         self.seen = int(state["seen"])
         self.ended = np.array(state["ended"], np.int64)
 

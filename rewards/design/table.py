@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
+from scipy.cluster.vq import vq
 
 from envs.transitions import Transitions
 from envs.types import Memory
@@ -19,9 +20,6 @@ from lodestar.files import LARGE, read_text, why_unread
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.design.code import layout_of, rows_of
-
-# So many rows are compared with all states at a time, to bound memory.
-ROWS_AT_ONCE = 4096
 
 
 @dataclass
@@ -66,19 +64,8 @@ class StateTable(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         states, action = rows_of(self.layout, batch)
-        nearest = self.nearest(states[:, : self.layout.size])
+        nearest, _ = vq(states[:, : self.layout.size] / self.scale, self.states)
         return self.table[nearest, action[:, 0].astype(int) - self.start]
-
-    def nearest(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the states each row (N, D) is, int (N,)."""
-        nearest = np.zeros(len(rows), np.int64)
-        squares = (self.states**2).sum(axis=1)
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            piece = slice(start, start + ROWS_AT_ONCE)
-            x = rows[piece] / self.scale
-            # The squared distance, less the square of the row, which is equal for all states.
-            nearest[piece] = (squares - 2 * x @ self.states.T).argmin(axis=1)
-        return nearest
 
     def notes(self) -> list[str]:
         active = int((self.table != 0).any(axis=1).sum())

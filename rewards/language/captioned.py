@@ -71,9 +71,7 @@ class Captioned(Reward):
     recalls = "caption_visits"
 
     def build(self) -> None:
-        config = self.config
-        self.beta = float(config.beta)
-        self.key = KEYS[config.alike]
+        self.key = KEYS[self.config.alike]
         self.visits = CountMemory(EPISODE_CAPTIONS)
         self.forget()
 
@@ -142,6 +140,6 @@ class Captioned(Reward):
             visits, memory = self.recall(batch, memory)
         assert batch.text is not None
         values, known = self.look_up(batch.text.ravel().tolist())
-        decay = np.maximum(visits, 1) ** np.float32(-self.beta)
+        decay = np.maximum(visits, 1) ** np.float32(-self.config.beta)
         reward = values.reshape(batch.shape) * decay
         return reward.astype(np.float32, copy=False), known.reshape(batch.shape), memory

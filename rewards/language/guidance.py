@@ -110,7 +110,6 @@ class Guidance(Reward):
         if config.goals == "rules" and config.family not in ("", "crafter"):
             raise ValueError(f"reward.guidance.goals=rules are for Crafter, not for {config.family}; give goals=openai")
         self.guides = config.features
-        self.every = config.every
         self._projection = _make_projection(config.features)
         # The keys of the events that end each goal of `rules`, in order.
         events = list(CRAFTER) if config.goals == "rules" else []
@@ -184,7 +183,7 @@ class Guidance(Reward):
             product = (self._meanings[goal] * since).sum(axis=1)
             comprehension = product / np.maximum(length, np.float32(1e-6))
         rise = comprehension - memory["comprehension"]
-        is_due = (batch.step + 1) % self.every == 0
+        is_due = (batch.step + 1) % self.config.every == 0
         if is_due.any():
             asked = np.where(is_due, _situation(recent), asked)
         next_goal = self._choose_goals(recent, asked, goal, is_due)
@@ -192,13 +191,7 @@ class Guidance(Reward):
         if changed.any():
             since = np.where(changed[:, None], np.float32(0), since)
             comprehension = np.where(changed, np.float32(0), comprehension)
-        after = {
-            "goal": next_goal,
-            "recent": recent,
-            "asked": asked,
-            "since": since,
-            "comprehension": comprehension,
-        }
+        after = {"goal": next_goal, "recent": recent, "asked": asked, "since": since, "comprehension": comprehension}
         return rise, after
 
     def _choose_goals(

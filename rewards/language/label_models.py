@@ -138,20 +138,13 @@ class LabelTable:
         return {"labels": float(sure), "positives": float((values > 0.5).sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        items = []
-        held_out = []
-        for item in self.values:
-            items.append(item if isinstance(item, str) else list(item))
-            held_out.append(item in self._held_out)
+        items = [item if isinstance(item, str) else list(item) for item in self.values]
+        held_out = [item in self._held_out for item in self.values]
         return {"items": items, "values": np.array(list(self.values.values())), "held": np.array(held_out, bool)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        items: list[Item] = []
-        self.texts = set()
-        for saved in state["items"]:
-            item = saved if isinstance(saved, str) else tuple(saved)
-            items.append(item)
-            self.texts.update(texts_in(item))
+        items = [item if isinstance(item, str) else tuple(item) for item in state["items"]]
+        self.texts = set(itertools.chain.from_iterable(map(texts_in, items)))
         self.values = dict(zip(items, np.asarray(state["values"]).tolist()))
         self._held_out = set(itertools.compress(items, state["held"]))
 
@@ -159,6 +152,13 @@ class LabelTable:
 def crc(item: Item) -> int:
     """A checksum of an item, equal in every process."""
     return zlib.crc32("\0".join(texts_in(item)).encode("utf-8", "surrogatepass"))
+
+
+def fewest_of_a_kind(labels: np.ndarray, pairs: bool) -> int:
+    """How many labels (B,) of pairs name a winner, or how many of texts are of the rarer class."""
+    if pairs:
+        return int((labels != 0.5).sum())
+    return int(min((labels > 0.5).sum(), (labels <= 0.5).sum()))
 
 
 @functools.lru_cache(1 << 16)
@@ -232,8 +232,8 @@ class LabelModel(Stateful):
                 rows = np.arange(count)
             else:
                 rows = self.rng.integers(count, size=self.batch_size)
-            y = torch.as_tensor(labels[rows], dtype=torch.float32, device=self.device)
-            w = torch.as_tensor(weight[rows], dtype=torch.float32, device=self.device)
+            facts = np.stack([labels[rows], weight[rows]]).astype(np.float32)
+            y, w = torch.from_numpy(facts).to(self.device)
             f = self._logits([items[row] for row in rows.tolist()])
             loss = binary_cross_entropy_with_logits(f, y, w)
             total += float(self.optimizer.descend(loss, self.learning_rate, 10.0))

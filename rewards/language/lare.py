@@ -50,7 +50,7 @@ from lodestar.files import file_stems, read_text
 from lodestar.mappings import take_rows
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import RunningMeanStd
+from rewards.base import RunningMeanStd, valid_rows
 from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.llm.client import JudgeError
@@ -121,17 +121,16 @@ class LaRe(Learned):
             raise ValueError(f"reward lare reads numbers, not the images of {space}; choose keys without")
         self.author: Author | None = None
         self.phi = self._make_factors() if config.code or config.judge else None
+        inputs = self.layout.size
+        outputs = 1
         if self.phi is not None:
             inputs = self.phi.width
-            outputs = 1
             self.statistics = RunningMeanStd((inputs,))
         elif config.form == "implicit":
             # A policy: from an observation to the parameters of its distribution.
-            inputs = self.layout.size
             outputs = self.actions.size
         else:
-            inputs = self.layout.size + self.actions.size
-            outputs = 1
+            inputs += self.actions.size
         hidden = [config.hidden] * config.layers
         self.psi = self.head(inputs, *hidden, outputs, gain=0.01)
         self.train_on(self.psi)
@@ -142,7 +141,7 @@ class LaRe(Learned):
         config = self.config
         rollout = random_rollout(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
         obs = np.clip(self.rows(rollout.obs), -MAX_TRIAL_OBS, MAX_TRIAL_OBS)
-        action = self.numbers(rollout.action)
+        action = action_numbers(rollout.action)
         # Two sizes, because code may mix up the axes of one.
         batches = [(obs[:2], action[:2]), (obs, action)]
 
@@ -173,13 +172,10 @@ class LaRe(Learned):
         if len(batch.shape) == 1:
             batch = batch[:, None]
         envs = batch.shape[1]
-        valid = np.asarray(batch.valid, bool).ravel()
-        if not valid.any():
+        column = np.broadcast_to(np.arange(envs), batch.shape)[np.asarray(batch.valid, bool)]
+        flat = valid_rows(batch)
+        if not len(column):
             return {}
-        column = np.broadcast_to(np.arange(envs), batch.shape).ravel()[valid]
-        flat = batch.flatten()
-        if not valid.all():
-            flat = flat[valid]
         rows, actions = self.raw_inputs(flat)
         if self.phi is not None or self.config.normalize_obs == "running":
             self.statistics.update(rows)
@@ -204,13 +200,7 @@ class LaRe(Learned):
         actions = self.actions(batch.action).cpu().numpy()
         if self.phi is None:
             return rows, actions
-        return self.phi(rows, self.numbers(batch.action)), actions[:, :0]
-
-    def numbers(self, action: np.ndarray) -> np.ndarray:
-        """Actions as code reads them: float32 (N, A), in the environment's own numbers."""
-        action = np.asarray(action)
-        size = int(np.prod(action.shape[1:]))
-        return action.reshape(len(action), size).astype(np.float32)
+        return self.phi(rows, action_numbers(batch.action)), actions[:, :0]
 
     def input_tensors(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
         return self.whiten(rows), self.tensor(actions)
@@ -273,7 +263,7 @@ class LaRe(Learned):
             row = np.where(inside, place + starts[picked][:, None], 0)
             index = self.tensor(row.ravel())
             guess = self.decode(x.index_select(0, index), action.index_select(0, index)).view(place.shape)
-            facts = (self._to_float(inside), self._to_float(length), self._to_float(targets[picked]))
+            facts = [self.tensor(values).float() for values in (inside, length, targets[picked])]
             if config.success is None:
                 loss = decomposition_loss(guess, *facts, typical=typical)
             else:
@@ -282,9 +272,6 @@ class LaRe(Learned):
             losses.append(loss.detach().mean())
         self.episodes.learnt += 1
         return {"loss": float(torch.stack(losses).mean())}
-
-    def _to_float(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device, torch.float32)
 
     def notes(self) -> list[str]:
         lines = self.author.notes() if self.author else []
@@ -414,6 +401,13 @@ class WholeEpisodes(Stateful):
         return episodes
 
 
+def action_numbers(action: np.ndarray) -> np.ndarray:
+    """Actions as code reads them: float32 (N, A), in the environment's own numbers."""
+    action = np.asarray(action)
+    # The size is no -1, which has no meaning where there are no rows.
+    return action.reshape(len(action), math.prod(action.shape[1:])).astype(np.float32)
+
+
 def shipped_names() -> list[str]:
     """Names of the factors that come with the package, all written by hand."""
     return file_stems(FACTOR_FOLDER, "[!_]*.py")
@@ -502,8 +496,6 @@ class CodeModel(ModelJudge):
     timeout: float = 120.0
     max_tokens: int = 4096
     seed: int = setting(0, "of the candidates, which differ by it, and of the waits between attempts")
-
-    name = "openai"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ agent finds only later. `reward=oni` asks about that.
 import copy
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ import numpy as np
 from lodestar.files import LARGE, read_bytes
 from lodestar.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
+from rewards.language.label_models import ENCODERS, LabelModel, Normaliser, fewest_of_a_kind
 from rewards.llm.judges.local import RecordedLabels
 from rewards.llm.store import Item, texts_in
 
@@ -68,10 +69,10 @@ class Motif(Captioned):
         path = Path(config.data)
         if not config.data or not path.is_file():
             raise ValueError(f"reward motif: data={config.data!r} is no file; give one that `runners.annotate` wrote")
-        settings = (config.encoder, config.epochs, config.held_out, config.learning_rate, config.batch_size)
         # The digest makes a file that has changed another key of the cache of fits.
         digest = hashlib.sha256(read_bytes(path.resolve(), LARGE)).hexdigest()
-        fitted = _fit_labels(str(path), digest, settings, self.seed, self.device)
+        settings = (config.epochs, config.held_out, config.encoder, config.learning_rate, config.batch_size)
+        fitted = _fit_labels(str(path), digest, *settings, self.seed, self.device)
         self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=self.seed, device=self.device)
         self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()
@@ -87,10 +88,17 @@ class Motif(Captioned):
 
 @functools.lru_cache(8)
 def _fit_labels(
-    path: str, digest: str, settings: tuple[str, int, float, float, int], seed: int, device: str
+    path: str,
+    digest: str,
+    epochs: int,
+    held_out: float,
+    encoder: str,
+    learning_rate: float,
+    batch_size: int,
+    seed: int,
+    device: str,
 ) -> dict[str, Any]:
     """A model fitted to the labels of a file: its state, its scores of all captions, and notes on both."""
-    encoder, epochs, held_out, learning_rate, batch_size = settings
     values = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
     pairs: list[Item] = [item for item in values if not isinstance(item, str)]
     items: list[Item] = pairs or list(values)
@@ -101,11 +109,7 @@ def _fit_labels(
     test_count = max(round(held_out * len(items)), 1)
     test = order[:test_count]
     train = order[test_count:]
-    if pairs:
-        distinguishes = (labels[train] != 0.5).any()
-    else:
-        distinguishes = len(set(labels[train] > 0.5)) == 2
-    if not distinguishes:
+    if not fewest_of_a_kind(labels[train], bool(pairs)):
         raise ValueError(
             f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption; add others"
         )
@@ -113,9 +117,7 @@ def _fit_labels(
     steps = max(epochs * math.ceil(len(train) / batch_size), MIN_GRADIENT_STEPS)
     model.fit([items[row] for row in train], labels[train], steps)
     accuracy = model.accuracy([items[row] for row in test], labels[test])
-    texts: set[str] = set()
-    for item in items:
-        texts.update(texts_in(item))
+    texts = set(itertools.chain.from_iterable(map(texts_in, items)))
     kind = "pairs" if pairs else "labels"
     note = f"learnt from {len(items):,} {kind} of {len(texts):,} captions in {path}"
     note += "; the judgement is that of their author"

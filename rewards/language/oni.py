@@ -25,28 +25,22 @@ reward captions that only look like good ones; an agent then seeks those.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
-from envs.transitions import Transitions
 from lodestar.settings import setting
 from rewards.base import JudgeUse
-from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
-from rewards.llm.annotation.annotator import Annotator, AnswerTimes
+from rewards.language.judged import JudgedCaptions, JudgedCaptionsConfig
+from rewards.language.label_models import ENCODERS, LabelModel, Normaliser, crc, fewest_of_a_kind
+from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.gguf import small_model
 from rewards.llm.judges.local import has_book
 from rewards.llm.judges.prompts import background
 from rewards.llm.store import Item, texts_in
 
-ABSENT = ("stop", "wait", "rules")
-SELECT = ("frequency", "novelty", "uncertainty")
-ASK_MODES = ("beside", "at_once")
-ONI_MODELS = ("retrieval", "classification", "ranking", "count")
 # From so many labels on, one gradient step is taken at a time.
 LABELS_FOR_SINGLE_STEPS = 25_000
 # How many of the captions met last normalise a ranking.
@@ -54,30 +48,27 @@ NORMALISER_CAPTIONS = 2048
 
 
 @dataclass
-class ONIConfig(CaptionedConfig, AnswerTimes):
+class ONIConfig(JudgedCaptionsConfig):
     """Settings of oni; the source's value in brackets where it differs."""
 
-    # The source has 0.4 or 0.1, beside a task reward of weight 0.1 or 10.
-    weight: Any = 0.1
-    model: str = setting("retrieval", "what makes rewards of labels", choices=ONI_MODELS)
+    model: str = setting("retrieval", "what makes rewards of labels", "retrieval | classification | ranking | count")
     judge: str = setting(
         "auto",
         "of texts; auto is the family's `rules`, if it has any and no goal is given, else "
         "`embedding`, or `offline` where the family has no phrases and a local model is there "
         "[a model]",
     )
-    judge_options: dict[str, Any] = setting(
-        {}, 'its options, as in {model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}'
-    )
     goal: str = setting("", "what is good, a sentence for the judge; runners fill in the family's, unless judge=auto")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
     encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)
     eta: float = setting(0.5, "classification rewards above this probability", "(0, 1)")
     quantile: float = setting(0.5, "ranking rewards above this quantile of z [z > -0.5]", "(0, 1)")
-    select: str = setting("frequency", "asked first: the most met, newest or least sure [novelty]", choices=SELECT)
-    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
-    absent: str = setting("stop", "without the judge's server: stop, wait, or take the family's rules", choices=ABSENT)
-    capacity: int = setting(10000, "distinct captions remembered; the least recently met are forgotten", ">= 2")
+    select: str = setting(
+        "frequency", "asked first: the most met, newest or least sure [novelty]", "frequency | novelty | uncertainty"
+    )
+    absent: str = setting(
+        "stop", "without the judge's server: stop, wait, or take the family's rules", "stop | wait | rules"
+    )
     pairs: int = setting(10, "pairs put to the judge in one update, for ranking", ">= 1")
     min_labels: int = setting(2, "labels of either kind, or pairs with a winner, before a model gives rewards", ">= 1")
     steps: int = setting(32, "gradient steps when labels came; 1 from 25,000 labels on", ">= 1")
@@ -88,16 +79,13 @@ class ONIConfig(CaptionedConfig, AnswerTimes):
         super().__post_init__()
         never = self.select == "uncertainty" and self.model == "retrieval"
         self.refuse_if(never, "reward.oni.select=uncertainty: model={model} is never unsure; use ranking")
-        if self.ask == "at_once":
-            self.refuse_if(
-                self.model != "retrieval",
-                "reward.oni.ask=at_once waits for labels, of which model={model} is learnt later; use model=retrieval",
-            )
-            self.refuse_if(self.rate, "reward.oni.ask=at_once cannot wait for rate={rate:g}; leave rate at 0")
-            self.refuse_if(self.delay, "reward.oni.ask=at_once cannot wait for delay={delay}; leave delay at 0")
+        self.refuse_if(
+            self.ask == "at_once" and self.model != "retrieval",
+            "reward.oni.ask=at_once waits for labels, of which model={model} is learnt later; use model=retrieval",
+        )
 
 
-class ONI(Captioned):
+class ONI(JudgedCaptions):
     """r(s') = value(caption) / N_ep(caption)^beta, where the value is learnt from a judge's labels."""
 
     Config = ONIConfig
@@ -107,8 +95,6 @@ class ONI(Captioned):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.met = CaptionTable(config.capacity)
-        self.labels = LabelTable()
         self.annotator = None if config.model == "count" else _make_annotator(config, self.seed)
         if config.model in ("classification", "ranking"):
             self.model = LabelModel(
@@ -130,7 +116,7 @@ class ONI(Captioned):
             case "retrieval":
                 labels = self.labels.values
                 if self.config.ask == "at_once":
-                    self._ask_at_once([text for text in texts if text not in labels])
+                    self.ask_at_once(texts)
                 values = np.array([labels.get(text, -1.0) for text in texts], np.float32)
                 # NaN is a label of a judge that was unsure; without a label the value is unknown.
                 values[np.isnan(values)] = 0
@@ -143,59 +129,17 @@ class ONI(Captioned):
             return self.normaliser(f)
         return (chance(f) > self.config.eta).astype(np.float32)
 
-    def update(self, batch: Transitions) -> dict[str, float]:
-        assert batch.text is not None
-        texts = batch.text[np.asarray(batch.valid)].tolist()
-        if not texts:
-            return {}
-        counts = Counter(texts)
-        del counts[""]
-        self.met.count_captions(counts, len(texts))
-        # Counted before this update learns: later labels did not reward these steps when they were taken.
-        self.met.rewarded += self.count_rewarded(counts)
-        metrics: dict[str, float] = {}
-        if self.annotator is not None:
-            items, priority = self._choose_questions(counts)
-            self.annotator.offer(items, self.met.now, priority)
-            answers = self.annotator.take(self.met.now)
-            for item, value in answers:
-                if isinstance(item, str) and item not in self.labels.values:
-                    self.met.late += self.met.counts.get(item, 0)
-                self.labels.add(item, value)
-            metrics.update(self.annotator.metrics())
-            if answers:
-                metrics.update(self._learn())
-                self.forget()
-            labelled = sum(count for text, count in counts.items() if text in self.labels.texts)
-            metrics["coverage"] = labelled / max(counts.total(), 1)
-            metrics.update(self.labels.metrics())
-        metrics["met"] = float(len(self.met.counts))
-        metrics["rewarded"] = self.count_rewarded(counts) / len(texts)
-        return metrics
+    def questions(self, caption: str) -> list[Item]:
+        return [] if caption in self.labels.values else [caption]
 
-    def _ask_at_once(self, texts: Sequence[str]) -> None:
-        """Wait for the labels of captions; one that does not come is asked for again when the caption is met again."""
-        if self.annotator is None or not texts:
-            return
-        self.annotator.offer(texts, self.met.now)
-        self.annotator.wait(texts)
-        for item, value in self.annotator.take(self.met.now):
-            self.labels.add(item, value)
+    def is_labelled(self, caption: str) -> bool:
+        return caption in self.labels.texts
 
     def judge_use(self) -> JudgeUse | None:
-        if self.config.model == "count":
+        use = super().judge_use()
+        if use is None or self.config.model == "count":
             return None
-        use = JudgeUse(0, 0)
-        if self.annotator is not None:
-            use = self.annotator.judge_use()
-        return replace(
-            use,
-            labels=int(self.labels.metrics()["labels"]),
-            captions=len(self.met.counts),
-            captions_labelled=sum(text in self.labels.texts for text in self.met.counts),
-            rewarded=self.met.rewarded / max(self.met.now, 1),
-            late=self.met.late,
-        )
+        return replace(use, late=self.met.late)
 
     def notes(self) -> list[str]:
         if self.config.model == "count":
@@ -205,10 +149,8 @@ class ONI(Captioned):
         return self.annotator.notes()
 
     def preflight(self) -> str:
-        if self.annotator is None:
-            return ""
-        missing = self.annotator.preflight()
-        if not missing:
+        missing = super().preflight()
+        if not missing or self.annotator is None:
             return ""
         if self.config.absent == "stop":
             return f"{missing}; or give reward.oni.absent=wait, or absent=rules"
@@ -221,24 +163,18 @@ class ONI(Captioned):
         self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
         return ""
 
-    def _choose_questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
-        """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
+    def choose_questions(self, captions: list[str]) -> tuple[list[Item], list[float] | None]:
         if self.config.model != "ranking":
-            texts: list[Item] = [text for text in counts if text not in self.labels.values]
+            texts: list[Item] = [text for text in captions if text not in self.labels.values]
             return texts, self._priority(texts)
         # Priorities choose the best of ten times as many.
         count = self.config.pairs
-        pairs = self._draw_pairs(list(counts), count if self.config.select == "novelty" else 10 * count)
+        pairs = self._draw_pairs(captions, count if self.config.select == "novelty" else 10 * count)
         priority = self._priority(pairs)
         if priority is None:
             return pairs[:count], None
         best = np.argsort(-np.array(priority), kind="stable")[:count].tolist()
-        best_pairs = []
-        best_priorities = []
-        for row in best:
-            best_pairs.append(pairs[row])
-            best_priorities.append(priority[row])
-        return best_pairs, best_priorities
+        return [pairs[row] for row in best], [priority[row] for row in best]
 
     def _draw_pairs(self, captions: list[str], count: int) -> list[Item]:
         """Pairs without a label of a caption of this update and one ever met, each in the order that its hash says."""
@@ -265,10 +201,9 @@ class ONI(Captioned):
         """What is asked first, the higher the sooner; None for the order of the items."""
         if self.config.select == "frequency":
             counts = self.met.counts
-            frequencies = []
+            frequencies: list[float] = []
             for item in items:
-                visits = sum(counts.get(text, 0) for text in texts_in(item))
-                frequencies.append(float(visits))
+                frequencies.append(sum(counts.get(text, 0) for text in texts_in(item)))
             return frequencies
         if self.config.select == "novelty" or self.model.steps == 0 or not items:
             return None
@@ -276,17 +211,18 @@ class ONI(Captioned):
         doubt = 0.5 - np.abs(chance(self.model.predict(items)) - 0.5)
         return doubt.tolist()
 
-    def _learn(self) -> dict[str, float]:
-        """Fit the model to the labels so far; without enough of each kind nothing happens."""
+    def learn(self, counts: Counter[str], transitions: int) -> dict[str, float]:
+        """Fit the model to the labels so far; what is logged as rewarded is what they reward from now on."""
+        metrics = self._fit()
+        return {**metrics, "rewarded": self.count_rewarded(counts) / transitions}
+
+    def _fit(self) -> dict[str, float]:
+        """Without enough labels of each kind nothing happens."""
         kind = self.config.model
         items, labels = self.labels.labelled_items()
         if kind == "retrieval" or not items:
             return {}
-        if kind == "ranking":
-            fewest = (labels != 0.5).sum() if self.met.counts else 0
-        else:
-            fewest = min((labels > 0.5).sum(), (labels <= 0.5).sum())
-        if fewest < self.config.min_labels:
+        if not self.met.counts or fewest_of_a_kind(labels, kind == "ranking") < self.config.min_labels:
             return {}
         steps = self.config.steps if len(items) < LABELS_FOR_SINGLE_STEPS else 1
         metrics = {"loss": self.model.fit(items, labels, steps)}

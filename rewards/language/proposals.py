@@ -48,9 +48,7 @@ class PrincipleRecord(NamedTuple):
     def chance(self) -> float:
         """The probability that a coin is right at least as often."""
         decided = self.right + self.wrong
-        ways = 0
-        for k in range(self.right, decided + 1):
-            ways += math.comb(decided, k)
+        ways = sum(math.comb(decided, k) for k in range(self.right, decided + 1))
         return ways / 2**decided
 
     @property
@@ -118,10 +116,7 @@ def measure(
 
 def keep(findings: Sequence[PrincipleRecord], level: float) -> list[Principle]:
     """The principles that predict better than chance, the heaviest first."""
-    kept = []
-    for finding in findings:
-        if finding.chance <= level:
-            kept.append(Principle(finding.text, finding.weight))
+    kept = [Principle(finding.text, finding.weight) for finding in findings if finding.chance <= level]
     return sorted(kept, key=lambda principle: -principle.weight)
 
 
@@ -133,8 +128,7 @@ def _count(holds: set[str], piece: str) -> int:
 def _ask(judge: TextJudge, principle: str, captions: Sequence[str], store: AnswerStore) -> set[str]:
     """The captions of which a principle holds; answers that the store has are not asked for again."""
     items = {item_of(principle, caption): caption for caption in captions}
-    known = store.get(judge.identity, list(items))
-    values = {str(item): value for item, value in known.items()}
+    values = store.get(judge.identity, list(items))
     new = [item for item in items if item not in values]
     if new:
         answers = judge.label(new)

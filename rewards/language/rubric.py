@@ -23,32 +23,24 @@ Example:
         'reward.rubric.principles=The player picked up a key. | ^picked up; 2: The player opened a door. | ^opened'
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from envs.transitions import Transitions
 from lodestar.settings import setting
-from rewards.base import JudgeUse
-from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import CaptionTable, LabelTable
+from rewards.language.judged import JudgedCaptions, JudgedCaptionsConfig
 from rewards.language.principles import read_principles
-from rewards.llm.annotation.annotator import Annotator, AnswerTimes
+from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.principles import item_of
-
-# Distinct captions whose frequency decides what is asked first.
-MAX_CAPTIONS = 10_000
+from rewards.llm.store import Item
 
 
 @dataclass
-class RubricConfig(CaptionedConfig, AnswerTimes):
+class RubricConfig(JudgedCaptionsConfig):
     """Settings of rubric."""
 
-    # As that of oni, beside a task reward of weight 1.
-    weight: Any = 0.1
     principles: str = setting(
         "", 'a file *.txt, or *.json of OpenEnv; or themselves, as in "2: The player opened a door.; ..."'
     )
@@ -57,23 +49,14 @@ class RubricConfig(CaptionedConfig, AnswerTimes):
         "of principles: openai, local, rules, recorded or simulated; auto is rules where each "
         "principle has a pattern, else openai",
     )
-    judge_options: dict[str, Any] = setting(
-        {}, 'its options, as in {model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}'
-    )
-    ask: str = setting("beside", "beside training, or at_once, before the reward is given", "beside | at_once")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ask == "at_once":
-            late = self.rate or self.delay
-            self.refuse_if(late, "reward.rubric.ask=at_once cannot wait for rate={rate:g} or delay={delay}; leave both")
 
 
-class Rubric(Captioned):
+class Rubric(JudgedCaptions):
     """r(s') = the weighted mean of the principles that hold of the caption / N_ep(caption)^beta."""
 
     Config = RubricConfig
     config: RubricConfig
+    annotator: Annotator
     control = {"judge": "simulated", "judge_options": {"shuffle": True}}
 
     def build(self) -> None:
@@ -98,13 +81,11 @@ class Rubric(Captioned):
                     '"The player opened a door. | ^opened", or choose judge=openai'
                 )
             options.setdefault("patterns", dict(zip(texts, patterns)))
-        self.met = CaptionTable(MAX_CAPTIONS)
-        self.labels = LabelTable()
         self.annotator = Annotator(judge, options, kind="principles", seed=self.seed, **config.times())
 
     def value(self, texts: Sequence[str]) -> np.ndarray:
         if self.config.ask == "at_once":
-            self._ask_at_once(texts)
+            self.ask_at_once(texts)
         total = self.answers(texts) @ self.weights
         best = self.weights[self.weights > 0].sum()
         return (np.maximum(total, 0) / best).astype(np.float32)
@@ -120,57 +101,19 @@ class Rubric(Captioned):
                     answers[row, column] = np.nan_to_num(value)
         return answers
 
-    def update(self, batch: Transitions) -> dict[str, float]:
-        assert batch.text is not None
-        texts = batch.text[np.asarray(batch.valid)].tolist()
-        if not texts:
-            return {}
-        counts = Counter(texts)
-        del counts[""]
-        captions = list(counts)
-        self.met.count_captions(counts, len(texts))
-        # Counted before new answers come: they did not reward these steps when they were taken.
-        rewarded = self.count_rewarded(counts)
-        self.met.rewarded += rewarded
-        # What was met most is asked about first.
-        items = []
-        priority = []
-        for caption in captions:
-            for item in self._unanswered(caption):
-                items.append(item)
-                priority.append(float(self.met.counts[caption]))
-        self.annotator.offer(items, self.met.now, priority)
-        if self._take_answers():
-            self.forget()
-        covered = sum(count for caption, count in counts.items() if not self._unanswered(caption))
-        return {
-            **self.annotator.metrics(),
-            "coverage": covered / max(counts.total(), 1),
-            "met": float(len(self.met.counts)),
-            "rewarded": rewarded / len(texts),
-            **self.labels.metrics(),
-        }
-
-    def _unanswered(self, caption: str) -> list[str]:
+    def questions(self, caption: str) -> list[Item]:
         items = [item_of(principle, caption) for principle in self.principles]
         return [item for item in items if item not in self.labels.values]
 
-    def _ask_at_once(self, texts: Sequence[str]) -> None:
-        """Wait for answers about captions; one that does not come is asked for again when its caption is met again."""
-        items = []
-        for text in texts:
-            items += self._unanswered(text)
-        if items:
-            self.annotator.offer(items, self.met.now)
-            self.annotator.wait(items)
-            self._take_answers()
-
-    def _take_answers(self) -> bool:
-        """Keep the answers that came; whether there were any."""
-        answers = self.annotator.take(self.met.now)
-        for item, value in answers:
-            self.labels.add(item, value)
-        return bool(answers)
+    def choose_questions(self, captions: list[str]) -> tuple[list[Item], list[float] | None]:
+        items: list[Item] = []
+        priority: list[float] = []
+        for caption in captions:
+            questions = self.questions(caption)
+            items += questions
+            # What was met most is asked about first.
+            priority += [self.met.counts.get(caption, 0)] * len(questions)
+        return items, priority
 
     def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:
         """The principles that hold of each caption, with their weights."""
@@ -182,17 +125,5 @@ class Rubric(Captioned):
             reasons.append(" ".join(holding) or "no principle holds")
         return reasons
 
-    def judge_use(self) -> JudgeUse:
-        return replace(
-            self.annotator.judge_use(),
-            labels=int(self.labels.metrics()["labels"]),
-            captions=len(self.met.counts),
-            captions_labelled=sum(not self._unanswered(caption) for caption in self.met.counts),
-            rewarded=self.met.rewarded / max(self.met.now, 1),
-        )
-
     def notes(self) -> list[str]:
         return [f"{len(self.principles)} principles are weighed", *self.annotator.notes()]
-
-    def preflight(self) -> str:
-        return self.annotator.preflight()

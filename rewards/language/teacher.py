@@ -21,9 +21,7 @@ wait for the server, which is not asked for a minute after three failures in a r
 
 import hashlib
 import heapq
-import itertools
 import json
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,20 +60,25 @@ MAX_CACHED_PLANS = 4096
 # Steps of a detour that the planner prefers to moving a thing, and to a door that is open, closed, locked.
 THING_DETOUR = {OBJECT_KEY: 50, OBJECT_BALL: 50, OBJECT_BOX: 50}
 DOOR_DETOUR = (0, 20, 1000)
-TEACHER_MODELS = ("llama", "deepseek", "qwen")
-# As measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions.
-PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
-    "KeyCorridorS3R3": ((0.9847, 0.9743, 0.18, 1.20), (0.9063, 0.3337, 2.57, 2.54), (0.9957, 0.9810, 0.07, 0.63)),
-    "KeyCorridorS6R3": ((0.9323, 0.9137, 1.47, 5.02), (0.7617, 0.3650, 7.24, 7.47), (0.9587, 0.8810, 1.34, 4.25)),
-    "ObstructedMaze-1Dlh": ((0.9887, 0.9880, 0.08, 0.82), (0.7390, 0.4300, 2.98, 3.41), (0.7417, 0.6687, 2.18, 3.53)),
-    "ObstructedMaze-1Dlhb": ((0.4858, 0.4485, 4.33, 4.21), (0.5182, 0.2288, 4.49, 3.39), (0.4820, 0.4050, 3.85, 3.71)),
-    "MultiRoom-N2-S4": ((0.9295, 0.9210, 0.26, 1.01), (0.2731, 0.3518, 2.91, 2.54), (0.5585, 0.7135, 1.12, 2.05)),
-    "MultiRoom-N4-S5": ((0.5480, 0.5397, 3.69, 4.65), (0.1753, 0.1294, 7.92, 4.64), (0.3521, 0.3604, 5.23, 4.94)),
-}
-
 # Kind, x, y, object, colour, state.
 Row = tuple[int, int, int, int, int, int]
 Cell = tuple[int, int]
+# Steps, each with what to do and the cell x, y.
+Plan = list[dict[str, Any]]
+
+
+def _read_published() -> dict[str, list[float]]:
+    """ENVIRONMENT MODEL -> accuracies of objects and of positions, mean and deviation of the error of positions."""
+    published = {}
+    text = Path(__file__).with_name("teachers.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            environment, model, *numbers = line.split()
+            published[f"{environment} {model}"] = list(map(float, numbers))
+    return published
+
+
+PUBLISHED = _read_published()
 
 
 class Level(NamedTuple):
@@ -112,9 +115,16 @@ class Teacher(Judge):
         """Key of a level -> its plan; the oldest first."""
         return {}
 
-    @abstractmethod
+    # Key of a level -> its plan in words, of a teacher that has them.
+    table: dict[str, Plan]
+
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        """A plan for each level; an empty one where the teacher knows none, None where it failed to answer."""
+        """A plan for each level; an empty one where it leads nowhere, None where the teacher has no answer."""
+        plans: list[list[Row] | None] = []
+        for level in levels:
+            plan = self.table.get(level.key)
+            plans.append(None if plan is None else _plan_rows(level, plan))
+        return plans
 
     def plans(self, signals: np.ndarray, most: int) -> np.ndarray:
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
@@ -191,9 +201,6 @@ class RecordedPlans(Teacher):
         example = '{"level": "0123456789abcdef", "plan": [{"do": "pick up", "x": 3, "y": 1}]}'
         self.table = dict(read_rows(self.file, _parse_plan, f"no plan; write one as {example}", torn=False))
 
-    def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        return [_plan_rows(level, self.table.get(level.key, [])) for level in levels]
-
     def notes(self) -> list[str]:
         return [f"subgoals are those recorded for {len(self.table):,} levels in {self.file}; others have none"]
 
@@ -205,11 +212,9 @@ class ModelTeacher(ModelJudge, Teacher):
     attempts: int = 2
     failures: int = 3
 
-    name = "openai"
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.table: dict[str, list[dict[str, Any]]] = {}
+        self.table = {}
         self.asked = 0
         self.failed = 0
         self._identity = f"teacher {self.model}"
@@ -222,11 +227,7 @@ class ModelTeacher(ModelJudge, Teacher):
                 self.table[key] = answer
             elif not isinstance(answer, PausedError):
                 self.failed += 1
-        plans: list[list[Row] | None] = []
-        for level in levels:
-            plan = self.table.get(level.key)
-            plans.append(None if plan is None else _plan_rows(level, plan))
-        return plans
+        return super().ask(levels)
 
     def _ask_model(self, level: Level) -> str:
         self.asked += 1
@@ -275,7 +276,7 @@ def question(level: Level) -> str:
     )
 
 
-def _plan_rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
+def _plan_rows(level: Level, plan: Plan) -> list[Row]:
     """A plan as rows; steps outside the grid, or that name a thing which is not there, are left out."""
     height, width = level.grid.shape[:2]
     rows: list[Row] = []
@@ -297,7 +298,7 @@ def _plan_rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def _parse_plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+def _parse_plan(row: Mapping[str, Any]) -> tuple[str, Plan]:
     """A level's key and its plan, from a line of a file or from a row that a model's teacher kept."""
     if "level" in row:
         level = row["level"]
@@ -311,7 +312,7 @@ def _parse_plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     return str(level), plan
 
 
-def _parse_raw_plan(words: str) -> list[dict[str, Any]]:
+def _parse_raw_plan(words: str) -> Plan:
     _, plan = _parse_plan({"text": "", "raw": words})
     return plan
 
@@ -331,10 +332,11 @@ class NoisyPlanner(Teacher):
     def __post_init__(self) -> None:
         if self.published:
             environment, _, model = self.published.partition(" ")
-            if environment not in PUBLISHED or model.lower() not in TEACHER_MODELS:
-                measured = ", ".join(map(" ".join, itertools.product(PUBLISHED, TEACHER_MODELS)))
+            name = f"{environment} {model.lower()}"
+            if name not in PUBLISHED:
+                measured = ", ".join(PUBLISHED)
                 raise ValueError(f"published={self.published!r} was never measured; give one of {measured}")
-            objects, positions, mean, deviation = PUBLISHED[environment][TEACHER_MODELS.index(model.lower())]
+            objects, positions, mean, deviation = PUBLISHED[name]
             self.accuracy = positions if self.form == "position" else objects
             self.error = (mean, deviation)
         super().__post_init__()
@@ -427,12 +429,10 @@ class _Planner:
             return *boxes[0], TAKE
         if not balls:
             return *locked[0], OPEN
-        blue = [(x, y) for x, y in balls if self.grid[y, x, 1] == BLUE]
-        if blue:
-            return *blue[0], TAKE
-        if len(balls) == 1:
-            return *balls[0], TAKE
-        return None
+        # Of several balls the blue one is wanted.
+        if len(balls) > 1:
+            balls = [(x, y) for x, y in balls if self.grid[y, x, 1] == BLUE]
+        return (*balls[0], TAKE) if balls else None
 
     def reach(self, x: int, y: int, kind: int) -> None:
         """Append the subgoals up to this one, and change the grid as if they were met."""

@@ -219,33 +219,26 @@ class Chat:
 
     def _ask_in_some_form(self, body: dict[str, Any], optional: dict[str, Any], reply: Reply) -> str:
         """Ask with as many of the optional entries as the server takes."""
-        forms = self._forms(optional)
+        fullest = frozenset(name for name in optional if self.takes.get(name, True))
+        # The fullest form first; a single one once the server has answered.
+        forms = [fullest]
+        for left_out in (NO_THINKING.keys(), {SCHEMA_OPTION}, {SCHEMA_OPTION, *NO_THINKING}):
+            forms.append(fullest - (left_out - self.takes.keys()))
         while True:
-            form = forms.pop(0)
-            entries = {name: optional[name] for name in form}
+            form, *others = dict.fromkeys(forms)
+            entries = {name: value for name, value in optional.items() if name in form}
             try:
                 text = self._call_with_retries(self._ask_once, {**body, **entries}, reply)
             except _RefusedError as error:
                 # Most servers name what they do not know: everything else can stay.
-                refused = [name for name in form if name in str(error)]
-                if refused:
-                    forms.insert(0, form)
-                forms = _without_entries(forms, refused)
+                refused = {name for name in form if name in str(error)}
+                forms = [other - refused for other in (form, *others)] if refused else others
                 if not forms:
                     raise
                 continue
             # Only an answer tells which entries are taken: a question may be refused for reasons of its own.
             self.takes |= {name: name in form for name in optional}
             return text
-
-    def _forms(self, optional: Iterable[str]) -> list[list[str]]:
-        """Choices among the optional entries, the fullest first; a single one once the server has answered."""
-        forms = [[name for name in optional if self.takes.get(name, True)]]
-        for left_out in (set(NO_THINKING), {SCHEMA_OPTION}, {SCHEMA_OPTION, *NO_THINKING}):
-            form = [name for name in forms[0] if name in self.takes or name not in left_out]
-            if form not in forms:
-                forms.append(form)
-        return forms
 
     def post(self, place: str, **request: Any) -> bytes:
         """What the server answers at another place than that of chat completions; JudgeError without an answer."""
@@ -289,9 +282,19 @@ class Chat:
     def _ask_once(self, body: dict[str, Any], reply: Reply) -> str:
         has_images = isinstance(body["messages"][-1]["content"], list)
         data, quote = self._exchange(f"{self.endpoint.url}/chat/completions", has_images, json=body)
-        content, tokens, reply.candidates = self._read_completion(data, quote)
-        reply.text = _mask_key(content, self._key, KEY_RUN_IN_ANSWER)
-        reply.tokens += tokens
+        choice, content, tokens = self._read_completion(data, quote)
+        candidates: list[tuple[str, float]] = []
+        with suppress(KeyError, IndexError, TypeError, ValueError):
+            listed = choice["logprobs"]["content"][0]["top_logprobs"]
+            candidates = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
+        answer = self._read_answer(choice, content, bool(candidates))
+        # Half characters, which JSON can hold and no file can, are replaced.
+        answer = answer.encode("utf-8", "replace").decode()
+        reply.candidates = candidates
+        reply.text = _mask_key(answer, self._key, KEY_RUN_IN_ANSWER)
+        # A server that counts otherwise does not count.
+        if isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS_COUNTED:
+            reply.tokens += tokens
         return reply.text
 
     def _exchange(self, address: str, has_images: bool, **request: Any) -> tuple[bytes, str]:
@@ -341,8 +344,8 @@ class Chat:
             # Its words may be the server's, so they are quoted with the key masked.
             raise RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 
-    def _read_completion(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
-        """The model's text, the cost of question and answer in tokens by the server's count, and `Reply.candidates`."""
+    def _read_completion(self, data: bytes, quote: str) -> tuple[dict[str, Any], Any, Any]:
+        """The model's choice, its content, and the cost of question and answer in tokens by the server's count."""
         url = self.endpoint.url
         if data.lstrip()[:1] == b"<":
             raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
@@ -362,16 +365,7 @@ class Chat:
         # Words beside an error are what there was of an answer when it broke off.
         if failure:
             raise JudgeError(f"{url} answered with an error in place of a completion: {quote!r}")
-        candidates: list[tuple[str, float]] = []
-        with suppress(KeyError, IndexError, TypeError, ValueError):
-            listed = choice["logprobs"]["content"][0]["top_logprobs"]
-            candidates = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
-        answer = self._read_answer(choice, content, bool(candidates))
-        # Half characters, which JSON can hold and no file can, are replaced.
-        answer = answer.encode("utf-8", "replace").decode()
-        if not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS_COUNTED:
-            tokens = 0
-        return answer, tokens, candidates
+        return choice, content, tokens
 
     def _read_answer(self, choice: dict[str, Any], content: Any, has_candidates: bool) -> str:
         """The text of an answer without what the model thought first; JudgeError for none."""
@@ -399,16 +393,6 @@ class Chat:
             kind = None if content is None else type(content).__name__
             raise JudgeError(f"{model} answered nothing ({kind})")
         return answer
-
-
-def _without_entries(forms: Iterable[list[str]], refused: Sequence[str]) -> list[list[str]]:
-    """The forms without what was refused, each once."""
-    reduced: list[list[str]] = []
-    for form in forms:
-        remaining = [name for name in form if name not in refused]
-        if remaining not in reduced:
-            reduced.append(remaining)
-    return reduced
 
 
 def _split_thought(text: str) -> tuple[str, str]:

@@ -117,7 +117,7 @@ class AnswerStore:
     def _row(self, judge: str, label: Label, created: float) -> tuple[Any, ...]:
         text, *others = map(_replace_half_characters, texts_in(label.item))
         other = others[0] if others else None
-        value = None if math.isnan(label.value) else label.value
+        value = without_nan(label.value)
         raw = _replace_half_characters(label.raw)[: self.words]
         return key_of(judge, label.item), text, other, value, judge, raw, created, label.latency, label.tokens
 
@@ -235,7 +235,12 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def key_of(judge: str, item: Item) -> str:
     """The SHA-256 of who is asked and what, in hexadecimal."""
-    return hashlib.sha256(json.dumps([judge, item]).encode()).hexdigest()
+    return digest_of([judge, item])
+
+
+def digest_of(value: Any, sort_keys: bool = False) -> str:
+    """The SHA-256 of a value as JSON, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()
 
 
 def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str, torn: bool = True) -> Iterator[T]:
@@ -246,7 +251,11 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     try:
         with open_file(Path(path).resolve(), LARGE) as file:
             is_store = file.read(16) == b"SQLite format 3\0"
-        rows: list[Any] = _stored_rows(Path(path)) if is_store else _read_lines(Path(path))
+        if is_store:
+            rows: list[Any] = _stored_rows(Path(path))
+        else:
+            with open_text_file(Path(path).resolve()) as lines:
+                rows = list(lines)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; give a file that a run wrote") from None
     except sqlite3.Error as error:
@@ -283,15 +292,19 @@ def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
         raise TypeError("not a text or not a number")
     if value is not None and not 0 <= value <= 1:
         raise ValueError("not in [0, 1]")
-    label = math.nan if value is None else float(value)
-    if other is None:
-        return text, label
-    return (text, other), label
+    item: Item = text if other is None else (text, other)
+    return item, math.nan if value is None else float(value)
 
 
-def _read_lines(path: Path) -> list[str]:
-    with open_text_file(path.resolve()) as file:
-        return list(file)
+def row_of(item: Item, value: Any) -> dict[str, Any]:
+    """The inverse of `label_in`."""
+    text, other = (item, None) if isinstance(item, str) else item
+    return {"text": text, "other": other, "value": without_nan(value)}
+
+
+def without_nan(value: Any) -> Any:
+    """A number or a text as JSON can hold it: NaN, unsure, is None."""
+    return None if value != value else value
 
 
 def _stored_rows(path: Path) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ from lodestar.settings import setting
 from rewards.llm.annotation.annotator import Annotator, AnswerLimits
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import TextJudge, make_judge
-from rewards.llm.store import AnswerStore, Item, label_in, read_rows
+from rewards.llm.store import AnswerStore, Item, label_in, read_rows, row_of
 from runners.cli.command import Command
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
@@ -247,7 +247,7 @@ def characters(options: dict[str, Any], item: Item) -> int:
     wording = "label" if isinstance(item, str) else "compare"
     if options.get("reworded"):
         wording += "_reworded"
-    _, template = prompts.question(wording)
+    template = prompts.sections("captions")[wording]
     return sum(map(len, [template, options["goal"] or family.goal, family.knowledge, *texts]))
 
 
@@ -262,10 +262,7 @@ def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, ident
         while True:
             answers = annotator.take(0)
             for item, value in answers:
-                text, other = (item, None) if isinstance(item, str) else item
-                known_value = None if math.isnan(value) else value
-                row = {"now": 0, "text": text, "other": other, "value": known_value, "judge": identity}
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({"now": 0, **row_of(item, value), "judge": identity}) + "\n")
             file.flush()
             written += len(answers)
             counts = annotator.metrics()

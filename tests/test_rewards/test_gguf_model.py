@@ -120,9 +120,7 @@ def test_a_file_that_llama_cpp_cannot_load_fails_the_captions_and_not_the_run(tm
 class FixedScores(ScoredJudge):
     """Scores from a table."""
 
-    unsure = 0.0
     identity = "fixed"
-    wanted = "to win"
 
     def __init__(self, **table):
         self.table = table
@@ -132,11 +130,13 @@ class FixedScores(ScoredJudge):
         return Answers.of([self.table[text] for text in texts])
 
 
-def test_offline_is_the_mean_of_what_two_judges_standardise(monkeypatch):
+def test_offline_is_the_mean_of_what_two_judges_standardise(local, monkeypatch, tmp_path):
     # z of the first: -1, 0, 1; of the second: -1, 2, 0.
-    judges = iter([FixedScores(a=0, b=2, c=4), FixedScores(a=0, b=3, c=1)])
-    monkeypatch.setattr(gguf_model, "make_judge", lambda name, **options: next(judges))
-    judge = gguf_model.OfflineJudge(unsure=0.6)
+    monkeypatch.setattr(gguf_model, "make_judge", lambda name, goal: FixedScores(a=0, b=3, c=1))
+    path = write_model(tmp_path / "a.gguf")
+    judge = gguf_model.OfflineJudge(model=str(path), goal="to win", unsure=0.6)
+    judge.begin_scores()
+    monkeypatch.setattr(judge, "scores", FixedScores(a=0, b=2, c=4).scores)
     np.testing.assert_array_equal(judge.label(["a", "b", "c"]).value, np.array([0, 1, np.nan], np.float32))
     assert judge.compare(["a", "b"], ["b", "c"]).value.tolist() == [1, 0.5]
 

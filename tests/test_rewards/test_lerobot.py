@@ -106,8 +106,8 @@ def test_a_model_in_another_python_scores_the_last_frame(python, frames, tmp_pat
     assert "robometer of " in judge.notes()[0] and "(lerobot 0.6.1)" in judge.notes()[0]
     judge.goal = "fail"
     assert "KeyError: 'no such task'" in judge.label(["51"]).failure
-    judge.process._process.kill()
-    judge.process._process.wait()
+    judge._process.kill()
+    judge._process.wait()
     assert "its process ended" in judge.label(["51"]).failure
     judge.close()
 

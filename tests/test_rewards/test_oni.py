@@ -17,6 +17,7 @@ from sample import mostly_at_night
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from agents.sb3.agent import _buffer_state, load_buffer
+from lodestar.settings import declarations
 from lodestar.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.base import JudgeUse
@@ -41,7 +42,7 @@ def make(tmp_path):
     return build
 
 
-PAIRS = list(itertools.product(oni.ONI_MODELS, ["novelty", "frequency", "uncertainty"]))
+PAIRS = list(itertools.product(declarations(ONIConfig)["model"].choices, ["novelty", "frequency", "uncertainty"]))
 # What has no probability is never unsure.
 PAIRS.remove(("retrieval", "uncertainty"))
 BY_DAY = [("retrieval", "novelty"), ("classification", "uncertainty"), ("ranking", "frequency"), ("count", "novelty")]
@@ -177,7 +178,7 @@ def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
     counts = Counter({GOOD[0]: 9, BAD[0]: 5, GOOD[1]: 2, BAD[1]: 1})
     reward = make("ranking", select="frequency", pairs=3)
     reward.met.count_captions(counts, 17)
-    pairs, priority = reward._choose_questions(counts)
+    pairs, priority = reward.choose_questions(list(counts))
     assert len(pairs) == 3 and set(pairs[0]) == {GOOD[0], BAD[0]} and priority == sorted(priority, reverse=True)
     reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
     for _ in range(6):

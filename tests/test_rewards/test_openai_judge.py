@@ -11,7 +11,7 @@ from model_server import ModelServer, says, status
 
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import make_judge
-from rewards.llm.judges.prompts import MAX_CAPTION_CHARACTERS, clean, fill, question, quote
+from rewards.llm.judges.prompts import MAX_CAPTION_CHARACTERS, clean, fill, quote, sections
 from tests.faults import judge_faults
 from tests.faults.faulty_server import quotations
 
@@ -97,7 +97,7 @@ def test_without_a_goal_the_familys_own_is_asked_for_and_nothing_known_is_refuse
 
 def test_the_second_wording_is_another_text_with_the_same_places(server):
     for name in ("label", "compare"):
-        texts = [question(f"{name}{wording}")[1] for wording in ("", "_reworded")]
+        texts = [sections("captions")[f"{name}{wording}"] for wording in ("", "_reworded")]
         holes = [sorted(set(re.findall(r"\{\w+\}", text))) for text in texts]
         assert holes[0] == holes[1] and texts[0] != texts[1]
     answers = [judge(server, reworded=reworded).label(["a key"]).value[0] for reworded in (False, True)]

@@ -177,7 +177,7 @@ def test_the_command_proposes_principles_and_keeps_those_that_predict_held_out_p
         ),
         ({"principles": "A key.", "judge": "opnai"}, "there is no judge 'opnai'; did you mean 'openai'"),
         ({"principles": "A key."}, "the judge openai needs model"),
-        ({"ask": "at_once", "delay": 3}, "ask=at_once cannot wait for rate=0 or delay=3"),
+        ({"ask": "at_once", "delay": 3}, "ask=at_once cannot wait for delay=3; leave delay at 0"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(options, sentence):

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -39,7 +38,7 @@ from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import ask_judge
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
-from rewards.llm.store import Item, label_in, read_rows
+from rewards.llm.store import Item, label_in, read_rows, row_of
 
 # Seconds without any answer after which nothing is waited for, and between two looks.
 WAIT_S = 120.0
@@ -133,10 +132,10 @@ class Annotator(AnswerTimes):
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
+            if not judge_class.local:
+                raise ValueError(f"judge={self.judge} answers when it likes; use clock=wall, or clock=transcript")
             judge: TextJudge = make_judge(self.judge, self.kind, **options)
             self._judge = judge
-            if not judge.local:
-                raise ValueError(f"judge={self.judge} answers when it likes; use clock=wall, or clock=transcript")
             self._identity = judge.identity
         else:
             # As JSON they reach the judge's process.
@@ -161,18 +160,13 @@ class Annotator(AnswerTimes):
 
     def take(self, now: int) -> list[tuple[Item, Any]]:
         """The answers that came since the last call, in [0, 1], NaN for unsure; or words. Never waits."""
-        if self.clock == "transcript":
-            begin = self._position
-            while self._position < len(self._replay) and self._replay[self._position][0] <= now:
-                self._position += 1
-            replayed: list[tuple[Item, Any]] = []
-            for _, item, value in self._replay[begin : self._position]:
-                replayed.append((item, value))
-                self._queue.counts["answered"] += 1
-                self._queue.counts["unsure"] += math.isnan(value)
-            return replayed
         with self._queue.lock:
             self._queue.tick(now)
+            # A recorded run's answers come at the steps at which it got them.
+            for due, item, value in itertools.islice(self._replay, self._position, None):
+                if due > now:
+                    break
+                self._queue.answer(item, value)
         self._ask(now)
         with self._queue.lock:
             answers = self._queue.take(now)
@@ -193,7 +187,7 @@ class Annotator(AnswerTimes):
             if self._asker.trouble is not None or self._asker.breaker.open:
                 return
             with self._queue.lock:
-                if self._queue.is_spent() or not self._queue.holds(items):
+                if self._queue.spent_limit() or not self._queue.holds(items):
                     return
                 count = self._queue.counts["answered"]
             if count > answered:
@@ -205,11 +199,9 @@ class Annotator(AnswerTimes):
         """Totals, what waits now (queued), whether the breaker is open, mean seconds of an answer (latency)."""
         with self._queue.lock:
             metrics = self._queue.metrics()
-        metrics["breaker"] = 0.0
-        metrics["restarts"] = 0.0
-        if self._asker is not None:
-            metrics["breaker"] = float(self._asker.breaker.open)
-            metrics["restarts"] = float(self._asker.restarts)
+        asker = self._asker
+        metrics["breaker"] = float(asker is not None and asker.breaker.open)
+        metrics["restarts"] = 0.0 if asker is None else float(asker.restarts)
         return metrics
 
     def judge_use(self) -> JudgeUse:
@@ -217,13 +209,8 @@ class Annotator(AnswerTimes):
         with self._queue.lock:
             counts = dict(self._queue.counts)
         sure = counts["answered"] + counts["cached"] - counts["unsure"]
-        return JudgeUse(
-            asked=int(counts["asked"]),
-            answered=int(counts["answered"]),
-            cached=int(counts["cached"]),
-            labels=int(sure),
-            failure=self.failure,
-        )
+        use = {name: int(counts[name]) for name in ("asked", "answered", "cached")}
+        return JudgeUse(**use, labels=int(sure), failure=self.failure)
 
     def preflight(self) -> str:
         if self.clock != "wall":
@@ -335,19 +322,12 @@ class Transcript:
                 self._file = self._open()
             if not delivered:
                 return
-            if not self._is_at_path(self._file):
+            # The file that is open may no longer be the one at the path.
+            status = os.fstat(self._file.fileno())
+            if not (self.path.exists() and os.path.samestat(self.path.stat(), status)):
                 self._file = self._rescue(self._file)
             for item, value in delivered:
-                text, other = (item, None) if isinstance(item, str) else item
-                # NaN, unsure, is null; a value may be a text.
-                is_nan = value != value
-                line = {
-                    "now": int(now),
-                    "text": text,
-                    "other": other,
-                    "value": None if is_nan else value,
-                    "judge": judge,
-                }
+                line = {"now": int(now), **row_of(item, value), "judge": judge}
                 self._file.write(json.dumps(line) + "\n")
             self._file.flush()
             self.lines += len(delivered)
@@ -371,18 +351,13 @@ class Transcript:
             self._say(f"the transcript of an earlier run was moved to {backup}")
         return open(self.path, "a+", encoding="ascii")
 
-    def _is_at_path(self, file: IO[str]) -> bool:
-        """Whether the file that is open is still the one at the path."""
-        return self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
-
     def _rescue(self, file: IO[str]) -> IO[str]:
         """A new file with the lines of the one that was removed, which lives until it is closed."""
         with file:
             file.seek(0)
             lines = file.read()
         make_parent(self.path)
-        with open(self.path, "w", encoding="ascii") as fresh:
-            fresh.write(lines)
+        self.path.write_text(lines, encoding="ascii")
         self._say(f"the transcript {self.path} was removed while it was in use; it was written anew")
         return open(self.path, "a+", encoding="ascii")
 

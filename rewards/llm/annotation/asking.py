@@ -21,13 +21,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rewards.llm.annotation.worker import JudgeProcess
 from rewards.llm.client import Breaker
-from rewards.llm.store import AnswerStore, Item, Label, texts_in
+from rewards.llm.store import AnswerStore, Item, Label, texts_in, without_nan
 
 # Answered items that are remembered, so that they are not asked about again.
 MAX_ANSWERED_ITEMS = 100_000
@@ -45,17 +46,17 @@ ANSWER_TIMEOUT_S = 900.0
 TICK = 1.0
 
 
+@dataclass(eq=False)
 class AnnotationQueue:
     """Items on their way from a reward to a judge and back; for the one thread that holds `lock`, and never waits."""
 
-    def __init__(
-        self, capacity: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
-    ) -> None:
-        self.capacity = capacity
-        self.newest = newest
-        self.rate = rate
-        self.budget = budget
-        self.token_budget = token_budget
+    capacity: int = 1000
+    newest: bool = True
+    rate: float = 0.0
+    budget: int = 0
+    token_budget: int = 0
+
+    def __post_init__(self) -> None:
         # To be held around every call.
         self.lock = threading.Lock()
         # Priority and serial number of what waits and of what is in flight; the highest is next.
@@ -117,7 +118,7 @@ class AnnotationQueue:
             most = min(most, self.budget - int(self.counts["answered"]) - len(self.asking))
         if self.rate:
             most = min(most, int(self._credit))
-        if self.is_spent():
+        if self.spent_limit():
             return []
         order = self._sorted_items()
         drawn: list[Item] = []
@@ -168,21 +169,19 @@ class AnnotationQueue:
 
     def spent_message(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
-        if self._announced or not self.is_spent():
+        limit = self.spent_limit()
+        if self._announced or not limit:
             return ""
         self._announced = True
-        limit = f"{self.token_budget:,} tokens"
-        if self._labels_are_spent():
-            limit = f"{self.budget:,} labels"
         return f"the budget of {limit} is spent, nothing is asked any more"
 
-    def is_spent(self) -> bool:
-        """Whether nothing is asked any more."""
-        tokens_are_spent = bool(self.token_budget) and self.counts["tokens"] >= self.token_budget
-        return tokens_are_spent or self._labels_are_spent()
-
-    def _labels_are_spent(self) -> bool:
-        return bool(self.budget) and self.counts["answered"] >= self.budget
+    def spent_limit(self) -> str:
+        """The budget by which nothing is asked any more; "" while there is some left."""
+        if 0 < self.budget <= self.counts["answered"]:
+            return f"{self.budget:,} labels"
+        if 0 < self.token_budget <= self.counts["tokens"]:
+            return f"{self.token_budget:,} tokens"
+        return ""
 
     def holds(self, items: Sequence[Item]) -> bool:
         """Whether any of these waits or is being asked about."""
@@ -196,17 +195,10 @@ class AnnotationQueue:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as lists and numbers; what is being asked waits again."""
         places = {**self.waiting, **self.asking}
-        waiting = []
-        for item in sorted(places, key=places.__getitem__):
-            waiting.append([*texts_in(item), *places[item]])
-        answers = []
-        for due, item, value in self.answers:
-            # NaN, unsure, is None; a value may be a text.
-            is_nan = value != value
-            answers.append([due, *texts_in(item), None if is_nan else value])
+        in_order = sorted(places, key=places.__getitem__)
         return {
-            "waiting": waiting,
-            "answers": answers,
+            "waiting": [[*texts_in(item), *places[item]] for item in in_order],
+            "answers": [[due, *texts_in(item), without_nan(value)] for due, item, value in self.answers],
             "known": [list(texts_in(item)) for item in self._answered],
             "counts": dict(self.counts),
             "serial": self._serial,
@@ -249,19 +241,17 @@ def _item(texts: Iterable[str]) -> Item:
     return first, others[0]
 
 
+@dataclass(eq=False)
 class Asker:
     """The thread, its process, its cache. A job holds kind, judge, options and concurrency."""
 
-    def __init__(
-        self,
-        pending: AnnotationQueue,
-        job: dict[str, Any],
-        cache: str,
-        probe: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self.pending = pending
-        self.say = say
+    pending: AnnotationQueue
+    job: dict[str, Any]
+    cache: str
+    probe: float
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         # Whose answers these are, and its notes, once the judge has started.
         self.identity = ""
         self.notes: list[str] = []
@@ -269,13 +259,11 @@ class Asker:
         self.trouble: Exception | None = None
         # How often the process was started again.
         self.restarts = 0
-        self.breaker = Breaker(probe)
+        self.breaker = Breaker(self.probe)
         # The sentence of the latest question without a usable answer.
         self.failure = ""
-        self._job = job
-        self._cache_path = cache
         # Whether answers are words and not numbers.
-        self._words = job["kind"] == "goals"
+        self._words = self.job["kind"] == "goals"
         # A local judge gets many texts together, one batch at a time, and never changes its mind.
         self._local = False
         self._cache: AnswerStore | None = None
@@ -312,8 +300,8 @@ class Asker:
 
     def _run(self) -> None:
         try:
-            if self._cache_path:
-                self._cache = AnswerStore(self._cache_path, say=self.say)
+            if self.cache:
+                self._cache = AnswerStore(self.cache, say=self.say)
             while not self._stopping and self.trouble is None:
                 self._run_once()
         except Exception as error:
@@ -329,7 +317,7 @@ class Asker:
         now = time.monotonic()
         if self._worker is None and now >= self._restart:
             try:
-                self._worker = JudgeProcess(self._job, self._inbox)
+                self._worker = JudgeProcess(self.job, self._inbox)
                 self._ready = False
             except OSError as error:
                 self._handle_death(f"could not be started ({error})", now)
@@ -355,11 +343,8 @@ class Asker:
         """Answer what the cache holds; returns the other items."""
         if self._cache is None or not items:
             return list(items)
-        answers: Mapping[Item, Any]
-        if self._words:
-            answers = self._cache.words_of(self.identity, items)
-        else:
-            answers = self._cache.get(self.identity, items)
+        look_up: Callable[..., dict[Item, Any]] = self._cache.words_of if self._words else self._cache.get
+        answers = look_up(self.identity, items)
         with self.pending.lock:
             for item, value in answers.items():
                 self.pending.answer(item, value, cached=True)
@@ -367,7 +352,7 @@ class Asker:
 
     def _put_questions(self, now: float) -> None:
         # One batch of many texts at a time, or many questions of one text.
-        slots = self._job["concurrency"]
+        slots = self.job["concurrency"]
         batch_size = 1
         if self._local:
             slots = 1

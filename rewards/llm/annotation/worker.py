@@ -148,25 +148,18 @@ def _reply(judge: TextJudge, question: dict[str, Any], write: Callable[[dict[str
     # No judge should raise, but third parties write some.
     try:
         answers = ask_judge(judge, items)
+        answers.raw = list(map(str, answers.raw))
         if answers.value.shape != (count,) or answers.failed.shape != (count,):
             raise ValueError(f"{answers.value.shape} answers to {count} questions")
-        reply = {
-            # JSON has no NaN.
-            "value": [None if math.isnan(value) else value for value in answers.value.tolist()],
-            "failed": answers.failed.tolist(),
-            "failure": answers.failure,
-            "tokens": int(answers.tokens),
-            "raw": list(map(str, answers.raw)),
-        }
     except Exception as error:
-        failure = f"the judge raised {type(error).__name__}: {error}"
-        reply = {
-            "value": [None] * count,
-            "failed": [True] * count,
-            "failure": failure,
-            "tokens": 0,
-            "raw": [failure] * count,
-        }
+        answers = Answers.failures(count, f"the judge raised {type(error).__name__}: {error}")
+        answers.raw = [answers.failure] * count
+    reply = {
+        **vars(answers),
+        # JSON has no NaN.
+        "value": [None if math.isnan(value) else value for value in answers.value.tolist()],
+        "failed": answers.failed.tolist(),
+    }
     write({"id": question["id"], **reply, "seconds": time.monotonic() - start})
 
 

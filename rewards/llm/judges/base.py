@@ -20,6 +20,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
@@ -30,55 +31,19 @@ from envs.transitions import Transitions
 from lodestar.settings import Settings
 from lodestar.tables import suggest_names
 
-JUDGES: dict[str, dict[str, str]] = {
-    "texts": {
-        "rules": "rewards.llm.judges.local:Rules",
-        "recorded": "rewards.llm.judges.local:RecordedLabels",
-        "openai": "rewards.llm.judges.openai:TextModel",
-        "local": "rewards.llm.judges.gguf_model:LocalModel",
-        "offline": "rewards.llm.judges.gguf_model:OfflineJudge",
-        "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
-        "simulated": "rewards.llm.judges.local:NoisyJudge",
-    },
-    "windows": {
-        "token": "rewards.llm.judges.windows:TokenShare",
-        "progress": "rewards.llm.judges.windows:FrameProgress",
-        "score": "rewards.llm.judges.windows:WindowGrade",
-        "robometer": "rewards.llm.judges.robots:Robometer",
-        "roboreward": "rewards.llm.judges.robots:RoboReward",
-        "topreward": "rewards.llm.judges.robots:TopReward",
-        "lerobot": "rewards.llm.judges.lerobot:LeRobotModel",
-        "recorded": "rewards.llm.judges.local:RecordedLabels",
-    },
-    "principles": {
-        "openai": "rewards.llm.judges.principles:PrincipleModel",
-        "local": "rewards.llm.judges.principles:LocalPrinciples",
-        "rules": "rewards.llm.judges.principles:PrincipleRules",
-        "recorded": "rewards.llm.judges.local:RecordedLabels",
-        "simulated": "rewards.llm.judges.principles:NoisyPrinciples",
-    },
-    "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
-    "segments": {
-        "scripted": "rewards.preference.judges:Scripted",
-        "circle": "rewards.preference.judges:Circle",
-        "heron": "rewards.preference.judges:Heron",
-        "clip": "rewards.preference.judges:ClipJudge",
-        "recorded": "rewards.preference.judges:RecordedPreferences",
-        "human": "rewards.preference.human:Human",
-        "vlm": "rewards.preference.vlm:VLM",
-    },
-    "subgoals": {
-        "simulated": "rewards.language.teacher:NoisyPlanner",
-        "recorded": "rewards.language.teacher:RecordedPlans",
-        "openai": "rewards.language.teacher:ModelTeacher",
-    },
-    "code": {"openai": "rewards.language.lare:Author"},
-    "rewards": {
-        "openai": "rewards.design.authors:ModelAuthor",
-        "recorded": "rewards.design.authors:RecordedAuthor",
-        "random": "rewards.design.authors:RandomAuthor",
-    },
-}
+
+def _read_table() -> dict[str, dict[str, str]]:
+    """Kind -> name -> "module:Class", as table.txt lists them."""
+    table: dict[str, dict[str, str]] = {}
+    text = Path(__file__).with_name("table.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            kind, name, source = line.split()
+            table.setdefault(kind, {})[name] = source
+    return table
+
+
+JUDGES = _read_table()
 
 
 class Judge(Settings, ABC):
@@ -150,6 +115,14 @@ class Answers:
         """So many answers, all of which failed."""
         return cls(np.full(count, np.nan, np.float32), np.ones(count, bool), sentence)
 
+    def compare_halves(self, margin: float = 0.0) -> "Answers":
+        """Answers about pairs, of answers about all first texts, then all second ones: equal within the margin."""
+        first, second = np.split(self.value, 2)
+        value = np.where(np.abs(second - first) <= margin, 0.5, second > first)
+        value[np.isnan(second - first)] = np.nan
+        first_failed, second_failed = np.split(self.failed, 2)
+        return Answers(value.astype(np.float32), first_failed | second_failed, self.failure, self.tokens)
+
 
 class TextJudge(Judge):
     """Rates captions. All know the options `goal` (a sentence: what is good) and `family`, which runners fill in."""
@@ -160,11 +133,7 @@ class TextJudge(Judge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Which of two texts describes the better state, pair by pair? By their labels, unless a judge knows better."""
-        both = self.label([*first, *second])
-        one, two = np.split(both.value, 2)
-        value = np.where(np.isnan(one) | np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)
-        one_failed, two_failed = np.split(both.failed, 2)
-        return Answers(value.astype(np.float32), one_failed | two_failed, both.failure, both.tokens)
+        return self.label([*first, *second]).compare_halves()
 
 
 class SegmentJudge(Judge):
@@ -214,12 +183,11 @@ def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge
         raise ValueError(f"there is no {noun} {name!r}; {suggest_names(name, list(table))}")
     judge: type[Judge] = resolve_name(table[name])
     parameters = inspect.signature(judge).parameters
-    own_options = [key for key in parameters if key not in OPTIONS_OF_ALL]
     for key in options:
-        if key not in own_options and key not in OPTIONS_OF_ALL:
-            raise ValueError(f"the {noun} {name} has no option {key!r}; {suggest_names(key, own_options)}")
-    for key in own_options:
-        if key not in options and parameters[key].default is inspect.Parameter.empty:
+        if key not in parameters and key not in OPTIONS_OF_ALL:
+            raise ValueError(f"the {noun} {name} has no option {key!r}; {suggest_names(key, list(parameters))}")
+    for key, parameter in parameters.items():
+        if key not in options and parameter.default is parameter.empty:
             syntax = OPTION_SYNTAX.get(kind, "judge_options={{{}: ...}}, or judge.{}=... of a command")
             example = syntax.format(key, key)
             raise ValueError(f"the {noun} {name} needs {key}; give it among the {noun}'s options, as in {example}")

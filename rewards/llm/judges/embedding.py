@@ -22,7 +22,6 @@ to import, so the six layers stand here.
 
 import functools
 import hashlib
-import json
 import os
 import re
 from collections import defaultdict
@@ -40,6 +39,7 @@ from rewards.hub import why_no_download
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.one_token import UNSURE, ScoredJudge
+from rewards.llm.store import digest_of
 
 FOLDER_VARIABLE = "LODESTAR_MINILM"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -51,6 +51,19 @@ VECTOR_SIZE = 384
 # The rest of a longer text is cut off.
 MAX_TEXT_TOKENS = 256
 TEXTS_PER_PASS = 64
+# Parts of the names of BERT's weights, replaced in this order -> those of `_MiniLM`.
+NAMES = {
+    "embeddings.word_embeddings": "word",
+    "embeddings.position_embeddings": "place",
+    "embeddings.LayerNorm": "norm",
+    "encoder.layer": "encoder.layers",
+    "attention.self.query.": "self_attn.in_proj_",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "linear1",
+    "output.dense": "linear2",
+    "output.LayerNorm": "norm2",
+}
 # From this cosine on a family's phrase is what a part of a goal means.
 MIN_PHRASE_COSINE = 0.4
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
@@ -87,8 +100,7 @@ class EmbeddingJudge(ScoredJudge):
         settings: list[Any] = [self.good, background.other, self.threshold, self.margin]
         if self.bare_goal:
             settings.append(self.unsure)
-        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        self._identity = f"embedding all-MiniLM-L6-v2 {digest[:12]}"
+        self._identity = f"embedding all-MiniLM-L6-v2 {digest_of(settings)[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         if self.bare_goal:
@@ -99,8 +111,7 @@ class EmbeddingJudge(ScoredJudge):
         return Answers.of(self.nearness(texts))
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
-        one, two = np.split(self.nearness([*first, *second]), 2)
-        return Answers.of(np.where(np.abs(two - one) <= self.margin, 0.5, two > one))
+        return self.scores([*first, *second]).compare_halves(self.margin)
 
     def nearness(self, texts: Sequence[str]) -> np.ndarray:
         """How near the best sentence of B captions is to a good phrase, float32 (B,) in [0, 1]; 0 if to another."""
@@ -142,30 +153,26 @@ def _phrases_of_goal(goal: str, good: Sequence[str]) -> list[str]:
 class _MiniLM(nn.Module):
     """BERT with six layers of width 384 and twelve heads."""
 
-    def __init__(self, words: int = 30522, places: int = 512, layers: int = 6) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.word = nn.Embedding(words, VECTOR_SIZE)
-        self.place = nn.Embedding(places, VECTOR_SIZE)
+        self.word = nn.Embedding(30522, VECTOR_SIZE)
+        self.place = nn.Embedding(512, VECTOR_SIZE)
         self.norm = nn.LayerNorm(VECTOR_SIZE, eps=1e-12)
-        self.layers = nn.ModuleList()
-        for _ in range(layers):
-            layer = nn.TransformerEncoderLayer(
-                VECTOR_SIZE,
-                nhead=12,
-                dim_feedforward=4 * VECTOR_SIZE,
-                dropout=0.0,
-                activation="gelu",
-                layer_norm_eps=1e-12,
-                batch_first=True,
-            )
-            self.layers.append(layer)
+        layer = nn.TransformerEncoderLayer(
+            VECTOR_SIZE,
+            nhead=12,
+            dim_feedforward=4 * VECTOR_SIZE,
+            dropout=0.0,
+            activation="gelu",
+            layer_norm_eps=1e-12,
+            batch_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Vectors (B, VECTOR_SIZE) of tokens (B, T)."""
         x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
-        x = self.norm(x)
-        for layer in self.layers:
-            x = layer(x)
+        x = self.encoder(self.norm(x))
         return nn.functional.normalize(x.mean(dim=1), dim=1)
 
 
@@ -214,7 +221,7 @@ def _load_model() -> tuple[_MiniLM, Any]:
     with torch.device("meta"):
         model = _MiniLM()
     weights = _rename_weights(load_file(files["model.safetensors"]))
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(weights, assign=True, strict=False)
     tokenizer = Tokenizer.from_file(str(files["tokenizer.json"]))
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_TEXT_TOKENS)
@@ -247,29 +254,18 @@ def _find_file(name: str) -> Path:
 
 
 def _rename_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """BERT's weights by the names they have in `_MiniLM`."""
+    """BERT's weights by the names they have in `_MiniLM`; a few that it does not need are left as they are."""
     # Every text is a first sentence, whose vector is added to that of each place.
     first_sentence = weights["embeddings.token_type_embeddings.weight"][0]
-    renamed = {
-        "word.weight": weights["embeddings.word_embeddings.weight"],
-        "place.weight": weights["embeddings.position_embeddings.weight"] + first_sentence,
-        "norm.weight": weights["embeddings.LayerNorm.weight"],
-        "norm.bias": weights["embeddings.LayerNorm.bias"],
-    }
-    names = {
-        "self_attn.out_proj": "attention.output.dense",
-        "norm1": "attention.output.LayerNorm",
-        "linear1": "intermediate.dense",
-        "linear2": "output.dense",
-        "norm2": "output.LayerNorm",
-    }
-    layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
-    for i in range(layers):
-        prefix = f"encoder.layer.{i}"
-        for end in ("weight", "bias"):
+    place = "embeddings.position_embeddings.weight"
+    weights[place] = weights[place] + first_sentence
+    renamed = {}
+    for name, tensor in weights.items():
+        if ".query." in name:
             # PyTorch keeps the three in one matrix.
-            attention = [weights[f"{prefix}.attention.self.{part}.{end}"] for part in ("query", "key", "value")]
-            renamed[f"layers.{i}.self_attn.in_proj_{end}"] = torch.cat(attention)
-            for ours, theirs in names.items():
-                renamed[f"layers.{i}.{ours}.{end}"] = weights[f"{prefix}.{theirs}.{end}"]
+            parts = [weights[name.replace("query", part)] for part in ("query", "key", "value")]
+            tensor = torch.cat(parts)
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
     return renamed

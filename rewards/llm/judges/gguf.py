@@ -64,11 +64,7 @@ class _Head:
             self.place += count * struct.calcsize(f"<{_NUMBERS[kind]}")
             return None
         for _ in range(count):
-            if kind == _TEXT:
-                length = self.number("Q")
-                self.place += length
-            else:
-                self.value(kind)
+            self.value(kind)
         return None
 
 

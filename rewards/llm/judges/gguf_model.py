@@ -26,7 +26,7 @@ from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, make_judge
 from rewards.llm.judges.cores import claim_core, is_core_free, usable_cores
 from rewards.llm.judges.gguf import read_model, small_model
-from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
+from rewards.llm.judges.one_token import ONE_TOKEN, TokenJudge, yes_over_no
 from rewards.llm.judges.served import gather_answers
 
 PACKAGE = "xllamacpp"
@@ -35,15 +35,12 @@ MIN_CONTEXT_TOKENS = 1536
 
 
 @dataclass(eq=False)
-class LocalModel(ScoredJudge):
+class LocalModel(TokenJudge):
     """Asks a language model in this process for one token about each text."""
 
-    goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
-    family: str = setting("", "the texts' environment family; its examples stand last before the question")
     model: str = setting("", "path of a GGUF file; the small model that `lodestar fetch` brings")
     context: int = setting(2048, "tokens that the model reads at once", low=MIN_CONTEXT_TOKENS)
     share: bool = setting(False, "whether it may run beside another model where each core has one already")
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", ">= 0")
 
     name = "local"
     slots = 1
@@ -58,27 +55,21 @@ class LocalModel(ScoredJudge):
         self.path = Path(self.model).expanduser() if self.model else small_model()
         if not self.path.is_file():
             fix = "bring the small model with: lodestar fetch; or give model=FILE.gguf"
-            raise ValueError(f"judge local: there is no model at {str(self.path)!r}; {fix}")
+            raise ValueError(f"{self.prefix}there is no model at {str(self.path)!r}; {fix}")
         try:
             file = read_model(self.path)
         except ValueError as error:
-            raise ValueError(f"judge local: model={str(self.path)!r} {error}") from None
+            raise ValueError(f"{self.prefix}model={str(self.path)!r} {error}") from None
         if not file.has_chat_template:
             raise ValueError(
-                f"judge local: model={str(self.path)!r} has no chat template: it is a base model, which repeats a "
+                f"{self.prefix}model={str(self.path)!r} has no chat template: it is a base model, which repeats a "
                 "question and does not answer; take an Instruct model"
             )
         if file.context and file.context < self.context:
             raise ValueError(
-                f"judge local: context={self.context} is more than the {file.context:,} tokens that "
+                f"{self.prefix}context={self.context} is more than the {file.context:,} tokens that "
                 f"{self.path.name} can read; give at least {MIN_CONTEXT_TOKENS:,}, or another model"
             )
-        background = prompts.background(self.family)
-        self.wanted = self.goal.strip() or background.goal
-        if not self.wanted:
-            raise ValueError(f'judge local: nothing is known of family={self.family!r}; say what is good: goal="..."')
-        self.one_token = OneToken(self.wanted, self.family)
-        self.begin_scores(anchors_of(self.family))
         self._identity = f"local {file.digest[:12]} asked={self.one_token.digest(self.unsure)}"
         self._server: Any = None
         self._core: FileLock | None = None
@@ -105,9 +96,9 @@ class LocalModel(ScoredJudge):
             self._core.release()
             self._core = None
 
-    def _score(self, text: str, reply: Reply) -> tuple[float, str]:
+    def _score(self, text: str, reply: Reply) -> float:
         if not prompts.clean(text):
-            return np.nan, ""
+            return np.nan
         request = {"messages": self.one_token.messages(text), "temperature": 0, "cache_prompt": True, **ONE_TOKEN}
         try:
             completion = self._server.handle_chat_completions(request)
@@ -121,7 +112,7 @@ class LocalModel(ScoredJudge):
         listed = choice["logprobs"]["content"][0]["top_logprobs"]
         reply.tokens = completion["usage"]["total_tokens"]
         reply.text = str(listed[0]["token"])
-        return yes_over_no([(str(one["token"]), float(one["logprob"])) for one in listed]), reply.text
+        return yes_over_no([(str(one["token"]), float(one["logprob"])) for one in listed])
 
     def _load(self) -> None:
         if self._server is not None:
@@ -149,45 +140,26 @@ class LocalModel(ScoredJudge):
 
     def _no_core(self) -> str:
         return (
-            f"judge local: a language model already runs on each of the {len(usable_cores())} cores that this process "
+            f"{self.prefix}a language model already runs on each of the {len(usable_cores())} cores that this process "
             "may use, and a second one on a core halves both; wait for it, or give judge_options={share: true}"
         )
 
 
 @dataclass(eq=False)
-class OfflineJudge(ScoredJudge):
+class OfflineJudge(LocalModel):
     """The mean of `local` and of `embedding` with the bare goal."""
 
-    goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
-    family: str = setting("", "the texts' environment family")
-    model: str = setting("", "as `local` takes it")
-    share: bool = setting(False, "as `local` takes it")
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", ">= 0")
-
     name = "offline"
-    slots = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.local_model: LocalModel = make_judge(
-            "local", goal=self.goal, family=self.family, model=self.model, share=self.share
-        )
-        self.embedding = make_judge("embedding", goal=self.local_model.wanted)
-        self._identity = f"offline {self.local_model.identity} {self.embedding.identity} unsure={self.unsure:g}"
-
-    def scores(self, texts: Sequence[str]) -> Answers:
-        return self.standardised_scores(texts)
+        self.embedding = make_judge("embedding", goal=self.wanted)
+        self._identity = f"offline {self._identity} {self.embedding.identity} unsure={self.unsure:g}"
 
     def standardised_scores(self, texts: Sequence[str]) -> Answers:
-        answers = self.local_model.standardised_scores(texts)
+        answers = super().standardised_scores(texts)
         answers.value = (answers.value + self.embedding.standardised_scores(texts).value) / 2
         return answers
 
-    def reach(self) -> str:
-        return self.local_model.reach()
-
     def notes(self) -> list[str]:
-        return [*self.local_model.notes(), "sentence embeddings have an equal say"]
-
-    def close(self) -> None:
-        self.local_model.close()
+        return [*super().notes(), "sentence embeddings have an equal say"]

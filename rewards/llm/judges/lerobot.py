@@ -13,7 +13,6 @@ When it fails: a model that reads several cameras or a state (SARM); one that is
 
 import json
 import subprocess
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from lodestar.settings import setting
-from rewards.llm.client import JudgeError
+from rewards.llm.client import JudgeError, Reply
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.robots import scale_log_probability
+from rewards.llm.judges.served import gather_answers
 from rewards.llm.judges.windows import frame_files
 
 SCRIPT = Path(__file__).with_name("lerobot_process.py")
@@ -46,6 +46,8 @@ class LeRobotModel(TextJudge):
     floor: float = setting(-10.0, "of topreward: the log-probability, in nats, whose score is 0", "<= -0.1")
 
     name = "lerobot"
+    # Its process takes one question after the other.
+    slots = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,8 +59,15 @@ class LeRobotModel(TextJudge):
         looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1
         if looks_local and not folder.is_dir():
             raise ValueError(f"judge lerobot: path={self.path!r} is no folder; give one, or a repository as OWNER/NAME")
-        self.process = _Process(self.python, {"path": self.path, "image_key": self.image_key, "device": self.device})
-        greeting = self.process.read()
+        settings = {"path": self.path, "image_key": self.image_key, "device": self.device}
+        command = [self.python, str(SCRIPT), json.dumps(settings)]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            why = f"python={self.python!r} cannot be started ({error.strerror})"
+            fix = "give the path of a Python whose environment has lerobot 0.6"
+            raise ValueError(f"judge lerobot: {why}; {fix}") from None
+        greeting = self._read()
         if "ready" not in greeting:
             self.close()
             raise ValueError(f"judge lerobot: {greeting.get('refused', 'its process ended without a word')}")
@@ -73,30 +82,25 @@ class LeRobotModel(TextJudge):
         return f"lerobot {self.version} {self.type} {self.path} {self.image_key} {self.floor:g} {self.goal}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        values = []
-        failures = []
-        for text in texts:
-            failure = ""
-            value = np.nan
-            try:
-                value = self._score(text.split())
-            except JudgeError as error:
-                failure = str(error)
-            values.append(value)
-            failures.append(failure)
-        failed = np.array(list(map(bool, failures)), bool)
-        first_failure = next((failure for failure in failures if failure), "")
-        return Answers(np.array(values, np.float32), failed, first_failure)
+        return gather_answers(self._score, texts, 1)
 
     def notes(self) -> list[str]:
         return [f"windows of frames are scored by {self.type} of {self.path} (lerobot {self.version}) for: {self.goal}"]
 
     def close(self) -> None:
-        self.process.close()
+        """End the process, which ends with its standard input."""
+        try:
+            self._process.communicate(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-    def _score(self, names: Sequence[str]) -> float:
-        files = list(map(str, frame_files(self.folder, names)))
-        answer = self.process.ask({"frames": files, "task": self.goal})
+    def _score(self, window: str, reply: Reply) -> float:
+        files = list(map(str, frame_files(self.folder, window)))
+        answer: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            print(json.dumps({"frames": files, "task": self.goal}), file=self._process.stdin, flush=True)
+            answer = self._read()
         if "value" not in answer:
             raise JudgeError(f"{self.type} of {self.path}: {answer.get('failed', 'its process ended')}")
         value = float(answer["value"])
@@ -104,45 +108,10 @@ class LeRobotModel(TextJudge):
             return scale_log_probability(value, self.floor)
         return float(np.clip(value, 0, 1))
 
-
-class _Process:
-    """The script in the other Python; one question at a time."""
-
-    def __init__(self, python: str, settings: dict[str, Any]) -> None:
-        command = [python, str(SCRIPT), json.dumps(settings)]
-        self._lock = threading.Lock()
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            why = f"python={python!r} cannot be started ({error.strerror})"
-            fix = "give the path of a Python whose environment has lerobot 0.6"
-            raise ValueError(f"judge lerobot: {why}; {fix}") from None
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer; {} if the process is gone."""
-        with self._lock:
-            try:
-                print(json.dumps(question), file=self._process.stdin, flush=True)
-            except (OSError, ValueError):
-                return {}
-            return self.read()
-
-    def read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         """The next line; {} if the process is gone."""
         assert self._process.stdout is not None
         try:
             return dict(json.loads(self._process.stdout.readline()))
         except ValueError:
             return {}
-
-    def close(self) -> None:
-        """End the process, which ends with its standard input."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                if stream is not None:
-                    stream.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()

@@ -30,11 +30,10 @@ model errs alike about similar texts, and the simulated one does not, so a learn
 """
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +42,7 @@ import numpy as np
 from lodestar.files import file_stems
 from lodestar.settings import setting
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
-from rewards.llm.store import label_in, read_rows
+from rewards.llm.store import digest_of, label_in, read_rows
 
 RULEBOOK_FOLDER = Path(__file__).parent / "rulebooks"
 VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}
@@ -150,8 +149,7 @@ class RecordedLabels(TextJudge):
         for item, value in self.labels.items():
             first, second = (item, "") if isinstance(item, str) else item
             rows.append((first, second, value))
-        digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
-        self._identity = f"recorded {digest[:12]}"
+        self._identity = f"recorded {digest_of(sorted(rows))[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         values = list(map(self.labels.get, texts))
@@ -244,7 +242,7 @@ class NoisyJudge(TextJudge):
         # Mistakes are drawn first: a wrong answer may become unsure as any other.
         if self.unsure > 0:
             value[self._draws("unsure", keys) < self.unsure] = math.nan
-        return Answers(value.astype(np.float32), answers.failed, answers.failure, answers.tokens, answers.raw)
+        return replace(answers, value=value.astype(np.float32))
 
     def _draws(self, kind: str, keys: Sequence[str]) -> np.ndarray:
         """A number in [0, 1) for each key, which depends on the seed, the kind and the key alone."""

@@ -16,20 +16,21 @@ When it fails: captions of which far more or far fewer than half are progress; t
 little to compare with but the family's phrases; a model that does not know what the words mean.
 """
 
-import hashlib
-import json
 import math
 import re
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lodestar.settings import setting
 from rewards.llm.client import JudgeError
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.store import digest_of
 
 Message = dict[str, Any]
 # What a request holds beside its messages. Twenty candidates are as many as servers give.
@@ -64,37 +65,51 @@ def yes_over_no(candidates: Sequence[tuple[str, float]]) -> float:
     return float(yes - no)
 
 
-class OneToken:
-    """The conversation about a caption, whose last turn alone changes: servers keep what stands before it."""
+class Conversation:
+    """A question about an item, the last turn, which alone changes: servers keep what stands before it."""
+
+    def __init__(self, introduction: str) -> None:
+        self.turns: list[Message] = [{"role": "system", "content": introduction}]
+
+    def question(self, item: str) -> str:
+        """The last turn about an item."""
+        raise NotImplementedError
+
+    def messages(self, item: str) -> list[Message]:
+        return [*self.turns, {"role": "user", "content": self.question(item)}]
+
+    def digest(self, unsure: float) -> str:
+        """Of all that may change an answer of one model."""
+        raise NotImplementedError
+
+    def add_example(self, item: str, answer: str) -> None:
+        self.turns = [*self.messages(item), {"role": "assistant", "content": answer}]
+
+
+class OneToken(Conversation):
+    """The conversation about a caption."""
 
     def __init__(self, goal: str, family: str, reworded: bool = False) -> None:
         wordings = prompts.sections("token")
         self._wording = wordings["reworded" if reworded else "message"]
-        introduction = prompts.fill(wordings["introduction"], goal=goal)
-        self.turns = [{"role": "system", "content": introduction}]
+        super().__init__(prompts.fill(wordings["introduction"], goal=goal))
         for name in prompts.family_names():
             if name != family:
                 self._add_examples(name, EXAMPLES_OF_OTHERS)
         self._add_examples(family, MAX_ANCHORS)
 
-    def messages(self, caption: str) -> list[Message]:
-        return [*self.turns, {"role": "user", "content": self.question(caption)}]
-
     def digest(self, unsure: float) -> str:
-        """Of all that may change an answer of one model."""
-        asked = json.dumps([self.messages(""), unsure])
-        return hashlib.sha256(asked.encode()).hexdigest()[:12]
+        return digest_of([self.messages(""), unsure])[:12]
 
-    def question(self, caption: str) -> str:
-        return prompts.fill(self._wording, caption=prompts.quote(caption))
+    def question(self, item: str) -> str:
+        return prompts.fill(self._wording, caption=prompts.quote(item))
 
     def _add_examples(self, family: str, most: int) -> None:
         examples = prompts.background(family).examples
         for answer, is_helpful in (("Yes", True), ("No", False)):
             captions = [caption for caption, helps in examples if helps == is_helpful]
             for caption in captions[:most]:
-                self.turns.append({"role": "user", "content": self.question(caption)})
-                self.turns.append({"role": "assistant", "content": answer})
+                self.add_example(caption, answer)
 
 
 class RunningMedian:
@@ -161,20 +176,34 @@ class ScoredJudge(TextJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         answers = self.standardised_scores(texts)
         z = answers.value
-        answers.value = np.where(z > 0, 1, 0).astype(np.float32)
+        answers.value = (z > 0).astype(np.float32)
         # False for NaN, too.
         answers.value[~(np.abs(z) > self.unsure)] = np.nan
         return answers
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Captions whose z differ by no more than `unsure` are equal."""
-        answers = self.standardised_scores([*first, *second])
-        one, two = np.split(answers.value, 2)
-        one_failed, two_failed = np.split(answers.failed, 2)
-        value = np.where(np.abs(two - one) <= self.unsure, 0.5, two > one)
-        value[np.isnan(one) | np.isnan(two)] = np.nan
-        failed = one_failed | two_failed
-        return Answers(value.astype(np.float32), failed, answers.failure, answers.tokens)
+        return self.standardised_scores([*first, *second]).compare_halves(self.unsure)
+
+
+@dataclass(eq=False, kw_only=True)
+class TokenJudge(ScoredJudge):
+    """Base class of those that ask a language model for one token about each text."""
+
+    goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
+    family: str = setting("", "the texts' environment family; what its file says of it stands in the question")
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", ">= 0")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.wanted = self.goal.strip() or prompts.background(self.family).goal
+        if not self.wanted:
+            raise ValueError(f'{self.prefix}nothing is known of family={self.family!r}; say what is good: goal="..."')
+        self.begin_scores(anchors_of(self.family))
+        self.one_token = self.conversation()
+
+    def conversation(self) -> Conversation:
+        return OneToken(self.wanted, self.family)
 
 
 def anchors_of(family: str) -> list[str]:

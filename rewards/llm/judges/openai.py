@@ -15,10 +15,9 @@ When it fails: a model that does not know the environment; captions that mean so
 an agent can write and that persuades the model from within its quotation, which no prompt rules out.
 """
 
-import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +27,9 @@ from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply, RetryError, answer_form
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
-from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
+from rewards.llm.judges.one_token import ONE_TOKEN, Conversation, OneToken, TokenJudge, yes_over_no
 from rewards.llm.judges.served import ServedJudge, gather_answers
-from rewards.llm.store import MAX_REASON_CHARACTERS
+from rewards.llm.store import MAX_REASON_CHARACTERS, digest_of
 
 # Of the schemas of labels and comparisons: answers of another version are not reused.
 SCHEMA_VERSION = 1
@@ -41,22 +40,10 @@ EMPTY_CAPTION = prompts.quote("")
 MAX_GOAL_CHARACTERS = 200
 
 
-class ServerJudge(ServedJudge, TextJudge):
-    """What judges share that ask one question an item: the server, several items at the same time."""
-
-    name = "openai"
-
-    def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
-        """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
-        return gather_answers(one, asked, self.concurrency)
-
-
 @dataclass(eq=False)
-class TextModel(ServerJudge, ScoredJudge):
+class TextModel(ServedJudge, TokenJudge):
     """Asks a language model about each text; safe to use from several threads."""
 
-    goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
-    family: str = setting("", "the texts' environment family; what its file says of it stands in the question")
     reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
     both_orders: bool = setting(False, "whether pairs are asked about in both orders; with answer=json")
     answer: str = setting(
@@ -65,36 +52,32 @@ class TextModel(ServerJudge, ScoredJudge):
         "where the server gives log-probabilities",
         "auto | token | json",
     )
-    unsure: float = setting(
-        UNSURE, "no label of a caption so near to the median, in spreads; with answer=token", ">= 0"
-    )
     timeout: float = 20.0
     connect: float = 2.0
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        background = prompts.background(self.family)
-        goal = self.goal.strip() or background.goal
-        if not goal:
-            raise ValueError(f'judge openai: nothing is known of family={self.family!r}; say what is good: goal="..."')
-        self._context = {"goal": goal, "knowledge": background.knowledge}
+        self._context = {"goal": self.wanted, "knowledge": prompts.background(self.family).knowledge}
         wording = "_reworded" if self.reworded else ""
-        label_version, self._label_prompt = prompts.question(f"label{wording}")
-        compare_version, self._compare_prompt = prompts.question(f"compare{wording}")
-        self.one_token = OneToken(goal, self.family, self.reworded)
-        self.begin_scores(anchors_of(self.family))
+        questions = prompts.sections("captions")
+        version = questions["version"]
+        self._label_prompt = questions[f"label{wording}"]
+        self._compare_prompt = questions[f"compare{wording}"]
         # Whether one token is asked for; None until the server has shown what it gives.
         self._asks_token = {"auto": None, "token": True, "json": False}[self.answer]
         self._choice_lock = threading.Lock()
         # Whatever may change an answer is part of the identity by which answers are kept.
         parts: list[Any] = [self._label_prompt, self._compare_prompt, self._context, self.options]
-        form = f"label{wording}={label_version} compare{wording}={compare_version} schema={SCHEMA_VERSION}"
+        form = f"label{wording}={version} compare{wording}={version} schema={SCHEMA_VERSION}"
         if self.answer != "json":
             parts.append(self.one_token.digest(self.unsure))
             form = f"answer={self.answer} {form}"
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        digest = digest_of(parts, sort_keys=True)[:12]
         self._identity = f"openai {self.model} {form} orders={1 + self.both_orders} asked={digest}"
+
+    def conversation(self) -> Conversation:
+        return OneToken(self.wanted, self.family, self.reworded)
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
@@ -131,14 +114,14 @@ class TextModel(ServerJudge, ScoredJudge):
         return self._ask_all(questions, "better", BETTER, unasked=0.5)
 
     def scores(self, texts: Sequence[str]) -> Answers:
-        return self.gather(self._score, texts)
+        return gather_answers(self._score, texts, self.concurrency)
 
-    def _score(self, text: str, reply: Reply) -> tuple[float, str]:
+    def _score(self, text: str, reply: Reply) -> float:
         if not prompts.clean(text):
-            return np.nan, ""
+            return np.nan
         question = self.one_token.question(text)
         self.chat.ask([question], None, reply, turns=self.one_token.turns, **ONE_TOKEN)
-        return yes_over_no(reply.candidates), reply.text
+        return yes_over_no(reply.candidates)
 
     def _choose_token(self, texts: Sequence[str]) -> bool:
         """Whether one token is asked for; RetryError where the server cannot be asked now."""
@@ -156,7 +139,7 @@ class TextModel(ServerJudge, ScoredJudge):
             return bool(self._asks_token)
 
     def notes(self) -> list[str]:
-        return [f"labels are those of {self.model} at {self.url}, asked for: {self._context['goal']}"]
+        return [f"labels are those of {self.model} at {self.url}, asked for: {self.wanted}"]
 
     def _ask_all(
         self, questions: Sequence[Sequence[str]], key: str, values: dict[str, float], unasked: float
@@ -165,25 +148,25 @@ class TextModel(ServerJudge, ScoredJudge):
         word = {"type": "string", "enum": list(values)}
         schema = answer_form(reason={"type": "string"}, **{key: word}) | CLOSED_SCHEMA
 
-        def ask_item(orders: Sequence[str], reply: Reply) -> tuple[float, str]:
+        def ask_item(orders: Sequence[str], reply: Reply) -> float:
             if not orders:
-                return unasked, ""
+                return unasked
             answers = []
             texts = []
             for question in orders:
                 answers.append(values[self.chat.ask([question], schema, reply)[key]])
                 texts.append(reply.text)
-            words = "\n".join(texts)[:MAX_REASON_CHARACTERS]
+            reply.text = "\n".join(texts)[:MAX_REASON_CHARACTERS]
             # Orders that disagree are unsure, and NaN agrees with nothing.
             if len(answers) == 2 and answers[0] != 1 - answers[1]:
-                return np.nan, words
-            return answers[0], words
+                return np.nan
+            return answers[0]
 
-        return self.gather(ask_item, questions)
+        return gather_answers(ask_item, questions, self.concurrency)
 
 
 @dataclass(eq=False)
-class GoalModel(ServerJudge):
+class GoalModel(ServedJudge, TextJudge):
     """Names the next goal of an agent. A text is a JSON list of the captions it met last; the goal stands in `raw`."""
 
     goal: str = setting("", "what counts in the whole task; empty for getting far")
@@ -197,7 +180,7 @@ class GoalModel(ServerJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         schema = answer_form(goal={"type": "string"}) | CLOSED_SCHEMA
 
-        def ask_for_goal(text: str, reply: Reply) -> tuple[float, str]:
+        def ask_for_goal(text: str, reply: Reply) -> float:
             captions = ", ".join(map(prompts.quote, json.loads(text)))
             prompt = prompts.sections("goals")["next"]
             question = prompt.format(goal=self.goal or "to get far", told=f"[{captions}]")
@@ -205,6 +188,7 @@ class GoalModel(ServerJudge):
             goal = " ".join(answer["goal"].split())[:MAX_GOAL_CHARACTERS]
             if not goal:
                 raise JudgeError("an empty goal")
-            return np.nan, goal
+            reply.text = goal
+            return np.nan
 
-        return self.gather(ask_for_goal, texts)
+        return gather_answers(ask_for_goal, texts, self.concurrency)

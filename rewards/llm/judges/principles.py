@@ -14,12 +14,10 @@ When it fails: a model of a few hundred million weights, whose answers are near 
 median for those, which needs about half of all captions to be good: seldom so for one principle).
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,8 +27,9 @@ from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.gguf_model import LocalModel
 from rewards.llm.judges.local import NoisyJudge
-from rewards.llm.judges.one_token import Message
+from rewards.llm.judges.one_token import Conversation, TokenJudge
 from rewards.llm.judges.openai import CLOSED_SCHEMA, TextModel
+from rewards.llm.store import digest_of
 
 HOLDS = {"yes": 1.0, "no": 0.0, "unsure": np.nan}
 # What stands in the place of the goal that judges of captions have.
@@ -48,21 +47,20 @@ def parts_of(item: str) -> tuple[str, str]:
     return principle, caption
 
 
-class PrincipleQuestion:
-    """The conversation about an item, in the form of `one_token.OneToken`."""
+class PrincipleQuestion(Conversation):
+    """The conversation about a principle and a caption."""
 
     def __init__(self) -> None:
         wordings = prompts.sections("principles")
         self._wording = wordings["message"]
-        self.turns: list[Message] = [{"role": "system", "content": wordings["introduction"]}]
+        super().__init__(wordings["introduction"])
         for line in wordings["examples"].splitlines():
             answer, principle, caption = line.split(" | ")
-            self.turns.append({"role": "user", "content": self.question(item_of(principle, caption))})
-            self.turns.append({"role": "assistant", "content": answer})
-        self.digest = hashlib.sha256(json.dumps(wordings).encode()).hexdigest()[:12]
+            self.add_example(item_of(principle, caption), answer)
+        self._digest = digest_of(wordings)[:12]
 
-    def messages(self, item: str) -> list[Message]:
-        return [*self.turns, {"role": "user", "content": self.question(item)}]
+    def digest(self, unsure: float) -> str:
+        return self._digest
 
     def question(self, item: str) -> str:
         return fill_in(self._wording, item)
@@ -74,31 +72,36 @@ def fill_in(wording: str, item: str) -> str:
     return prompts.fill(wording, principle=principle, caption=prompts.quote(caption))
 
 
-def cut_scores(answers: Answers) -> Answers:
-    """Yes where it is the likelier word; NaN stays."""
-    scores = answers.value
-    answers.value = np.where(np.isnan(scores), scores, scores > 0).astype(np.float32)
-    return answers
-
-
-@dataclass(eq=False)
-class PrincipleModel(TextModel):
-    """Asks a language model on a server."""
+@dataclass(eq=False, kw_only=True)
+class PrincipleJudge(TokenJudge):
+    """What both language models share: the conversation, and an answer that is cut at one half."""
 
     goal: str = setting(NO_GOAL, "not read")
 
+    def conversation(self) -> Conversation:
+        return PrincipleQuestion()
+
+    def label(self, texts: Sequence[str]) -> Answers:
+        answers = self.scores(texts)
+        scores = answers.value
+        # Yes where it is the likelier word; NaN stays.
+        answers.value = np.where(np.isnan(scores), scores, scores > 0).astype(np.float32)
+        return answers
+
+
+@dataclass(eq=False)
+class PrincipleModel(PrincipleJudge, TextModel):
+    """Asks a language model on a server."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        question = PrincipleQuestion()
-        self.one_token: Any = question
-        asked = json.dumps([self.answer, question.digest, self.options], sort_keys=True)
-        digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
+        digest = digest_of([self.answer, self.one_token.digest(self.unsure), self.options], sort_keys=True)[:12]
         self._identity = f"principles {self.model} asked={digest}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         try:
             if self._choose_token(texts):
-                return cut_scores(self.scores(texts))
+                return super().label(texts)
         except JudgeError as error:
             return Answers.failures(len(texts), str(error))
         wording = prompts.sections("principles")["json"]
@@ -124,21 +127,12 @@ class PrincipleModel(TextModel):
 
 
 @dataclass(eq=False)
-class LocalPrinciples(LocalModel):
+class LocalPrinciples(PrincipleJudge, LocalModel):
     """Asks a language model in this process."""
-
-    goal: str = setting(NO_GOAL, "not read")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        question = PrincipleQuestion()
-        # The digest of the file stands first in the identity of the other judge.
-        file = self._identity.split(" asked=")[0]
-        self.one_token: Any = question
-        self._identity = f"principles {file} asked={question.digest}"
-
-    def label(self, texts: Sequence[str]) -> Answers:
-        return cut_scores(self.scores(texts))
+        self._identity = f"principles {self._identity}"
 
     def notes(self) -> list[str]:
         return [f"principles are judged by {self.path.name}, which runs beside training"]
@@ -165,7 +159,7 @@ class PrincipleRules(TextJudge):
                 raise ValueError(
                     f"judge rules: the pattern {pattern!r} of {principle!r} is no regular expression ({error})"
                 ) from None
-        digest = hashlib.sha256(json.dumps(self.patterns, sort_keys=True).encode()).hexdigest()
+        digest = digest_of(self.patterns, sort_keys=True)
         self._identity = f"principles rules {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:

@@ -1,7 +1,7 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}), the fixed text first, so
-that servers with a prefix cache read it once; some hold several, each behind "=== SECTION". `prompts/families/*.txt`
+that servers with a prefix cache read it once; each stands behind "=== SECTION". `prompts/families/*.txt`
 describe environment families: `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins
 with its version, which is part of whose answers are kept.
 
@@ -57,31 +57,20 @@ def background(name: str) -> Background:
     if not name or not path.is_file():
         return Background()
     _, text = _read_versioned(path)
-    fields: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
-    knowledge: list[str] = []
+    lines: dict[str, list[str]] = {"goal": [], "good": [], "other": [], "knowledge": []}
     for line in text.splitlines():
         key, _, value = line.partition(": ")
-        if key in fields:
-            fields[key].append(value)
+        if key in ("goal", "good", "other"):
+            lines[key].append(value)
         else:
-            knowledge.append(line)
-    return Background(
-        goal=" ".join(fields["goal"]),
-        good=tuple(fields["good"]),
-        other=tuple(fields["other"]),
-        knowledge="\n".join(knowledge).strip(),
-    )
+            lines["knowledge"].append(line)
+    knowledge = "\n".join(lines["knowledge"]).strip()
+    return Background(" ".join(lines["goal"]), tuple(lines["good"]), tuple(lines["other"]), knowledge)
 
 
 def family_names() -> list[str]:
     """The families that have a file."""
     return file_stems(PROMPT_FOLDER / "families", "*.txt")
-
-
-@functools.cache
-def question(name: str) -> tuple[str, str]:
-    """Version and text of the question called `name`."""
-    return _read_versioned(PROMPT_FOLDER / f"{name}.txt")
 
 
 @functools.cache

@@ -28,6 +28,7 @@ import numpy as np
 from envs.render import resize
 from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply, video_part
+from rewards.llm.judges.one_token import ONE_TOKEN
 from rewards.llm.judges.prompts import sections
 from rewards.llm.judges.windows import WindowModel
 
@@ -38,17 +39,9 @@ TRUE = "True"
 
 
 class PublishedModel(WindowModel):
-    """What the three share: an answer belongs to the options that it was asked with."""
+    """What the three share: their published prompts."""
 
-    @property
-    def identity(self) -> str:
-        version = sections("robots")["version"]
-        return f"{self.name} {version} {self.model} {self.variant} {self.goal}"
-
-    @property
-    def variant(self) -> str:
-        """The options that change an answer."""
-        raise NotImplementedError
+    wordings = "robots"
 
 
 @dataclass(eq=False)
@@ -149,7 +142,7 @@ class TopReward(PublishedModel):
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         frames = list(map(_resize_to_topreward, frames))
         question = sections("robots")["topreward"].format(task=self.goal)
-        options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
+        options = dict(ONE_TOKEN)
         if not self.chat_template:
             options |= {"add_generation_prompt": False, "continue_final_message": True}
         self.chat.ask([*frame_parts(frames, self.video), question], None, reply, **options)

@@ -7,9 +7,7 @@ judge cannot read is asked for again.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from lodestar.settings import setting
 from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, Reply, in_parallel
@@ -25,6 +23,8 @@ MAX_STORED_CHARACTERS = 1_000_000
 @dataclass(eq=False)
 class ServedJudge(Endpoint, Judge):
     """Base class of judges that ask a server."""
+
+    name = "openai"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,33 +84,19 @@ class ModelJudge(ServedJudge):
         self.store.close()
 
 
-class _Answer(NamedTuple):
-    """What came of one question: NaN with a sentence in `failure`, or a value with the model's words."""
-
-    value: float
-    failure: str
-    tokens: int
-    words: str
-
-
-def gather_answers(one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any], concurrency: int) -> Answers:
-    """The answers to B questions, so many at a time; `one` returns value and words of each, or raises JudgeError."""
-
-    def ask_one(question: Any) -> _Answer:
-        reply = Reply()
-        try:
-            value, words = one(question, reply)
-            return _Answer(value, "", reply.tokens, words)
-        except JudgeError as error:
-            return _Answer(np.nan, str(error), reply.tokens, reply.text)
-
-    # None is a JudgeError, which `ask_one` catches.
-    answers: list[Any] = in_parallel(ask_one, asked, concurrency)
-    failures = [answer.failure for answer in answers]
-    return Answers(
-        value=np.array([answer.value for answer in answers], np.float32),
-        failed=np.array(failures, bool),
-        failure=next(filter(None, failures), ""),
-        tokens=sum(answer.tokens for answer in answers),
-        raw=[answer.words for answer in answers],
-    )
+def gather_answers(one: Callable[[Any, Reply], float], asked: Sequence[Any], concurrency: int) -> Answers:
+    """The answers to B questions, so many at a time; `one` returns the value of each, with words and cost in the reply,
+    or raises JudgeError.
+    """
+    replies = [Reply() for _ in asked]
+    outcomes = in_parallel(lambda question: one(*question), list(zip(asked, replies)), concurrency)
+    answers = Answers.failures(len(replies), "")
+    for row, outcome in enumerate(outcomes):
+        if isinstance(outcome, JudgeError):
+            answers.failure = answers.failure or str(outcome)
+        else:
+            answers.value[row] = outcome
+            answers.failed[row] = False
+    answers.tokens = sum(reply.tokens for reply in replies)
+    answers.raw = [reply.text for reply in replies]
+    return answers

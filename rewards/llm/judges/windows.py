@@ -26,9 +26,10 @@ import numpy as np
 
 from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply, answer_form
-from rewards.llm.judges.base import Answers
-from rewards.llm.judges.openai import ServerJudge
+from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.judges.one_token import ONE_TOKEN
 from rewards.llm.judges.prompts import sections
+from rewards.llm.judges.served import ServedJudge, gather_answers
 
 # First tokens, in small letters, that say yes and no.
 YES_WORDS = ("yes", "true")
@@ -38,7 +39,7 @@ SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 @dataclass(eq=False)
-class WindowModel(ServerJudge):
+class WindowModel(ServedJudge, TextJudge):
     """What judges of windows share: one question a window, its frames among the words."""
 
     goal: str = setting("", "the task, a sentence")
@@ -46,22 +47,34 @@ class WindowModel(ServerJudge):
     timeout: float = 30.0
     max_tokens: int = 512
 
+    # The file of its prompts.
+    wordings = "windows"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.goal.strip():
             raise ValueError(f'judge {self.name}: goal is empty; say what is wanted, such as goal="the door is open"')
 
     @property
+    def variant(self) -> str:
+        """Its own options that change an answer."""
+        return ""
+
+    @property
     def identity(self) -> str:
-        return f"{self.name} {sections('windows')['version']} {self.model} {self.goal}"
+        parts = (self.name, sections(self.wordings)["version"], self.model, self.variant, self.goal)
+        return " ".join(filter(None, parts))
 
     def label(self, texts: Sequence[str]) -> Answers:
-        def score(text: str, reply: Reply) -> tuple[float, str]:
-            frames = self._load_frames(text.split())
-            value = self.value(frames, reply)
-            return value, reply.text
+        def score(text: str, reply: Reply) -> float:
+            files = frame_files(self.folder, text)
+            try:
+                frames = list(map(np.load, files))
+            except (OSError, ValueError):
+                raise JudgeError(FRAMES_GONE) from None
+            return self.value(frames, reply)
 
-        return self.gather(score, texts)
+        return gather_answers(score, texts, self.concurrency)
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         """Of one window; JudgeError without a usable answer."""
@@ -75,17 +88,10 @@ class WindowModel(ServerJudge):
     def notes(self) -> list[str]:
         return [f"windows of frames are scored by {self.model} at {self.url} ({self.name}) for: {self.goal}"]
 
-    def _load_frames(self, names: Sequence[str]) -> list[np.ndarray]:
-        files = frame_files(self.folder, names)
-        try:
-            return list(map(np.load, files))
-        except (OSError, ValueError):
-            raise JudgeError(FRAMES_GONE) from None
 
-
-def frame_files(folder: str, names: Sequence[str]) -> list[Path]:
+def frame_files(folder: str, window: str) -> list[Path]:
     """Where the frames of a window are; JudgeError if they are gone."""
-    files = [Path(folder) / f"{name}.npy" for name in names]
+    files = [Path(folder) / f"{name}.npy" for name in window.split()]
     if not all(file.is_file() for file in files):
         raise JudgeError(FRAMES_GONE)
     return files
@@ -97,7 +103,7 @@ class TokenShare(WindowModel):
     name = "token"
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
-        self.chat.ask(self.make_prompt(frames), None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
+        self.chat.ask(self.make_prompt(frames), None, reply, **ONE_TOKEN)
         yes = 0.0
         no = 0.0
         for token, log_probability in reply.candidates:

@@ -63,17 +63,17 @@ _METHODS = """
 T all any append argmax argmin astype clip copy cumprod cumsum dot eps flatten max mean min ndim prod ravel
 reshape round shape size squeeze std sum swapaxes transpose var
 """
+_NODES = """
+Module FunctionDef arguments arg Return Pass Break Continue Expr Assign AugAssign For If IfExp ListComp
+GeneratorExp comprehension BoolOp And Or UnaryOp UAdd USub Not Invert Compare Eq NotEq Lt LtE Gt GtE BinOp Add
+Sub Mult Div FloorDiv Mod Pow MatMult BitAnd BitOr BitXor Call keyword Name Load Store Attribute Subscript Slice
+Tuple List Constant
+"""
 NUMPY = frozenset(_NUMPY.split())
 METHODS = frozenset(_METHODS.split())
+# Of syntax, by the names that `ast` has for it.
+NODES = frozenset(_NODES.split())
 BUILTINS = ("abs", "float", "int", "len", "max", "min", "range", "round", "sum")
-NODES = (
-    *(ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Expr),
-    *(ast.Assign, ast.AugAssign, ast.For, ast.If, ast.IfExp, ast.ListComp, ast.GeneratorExp, ast.comprehension),
-    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.UAdd, ast.USub, ast.Not, ast.Invert, ast.Compare, ast.Eq),
-    *(ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),
-    *(ast.Mod, ast.Pow, ast.MatMult, ast.BitAnd, ast.BitOr, ast.BitXor, ast.Call, ast.keyword, ast.Name, ast.Load),
-    *(ast.Store, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Constant),
-)
 _IMPORT = ast.dump(ast.parse("import numpy as np").body[0])
 
 
@@ -302,7 +302,7 @@ def check(source: str) -> str:
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.Assign) and not _is_text(node):
             _refuse(node, "only functions and constants may stand outside of a function")
-    _check_nodes(list(ast.walk(tree)))
+    _check_nodes(tree)
     definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "factors"]
     if len(definitions) != 1 or len(definitions[0].args.args) != 2:
         raise SandboxError("the code must define one function factors(obs, action)")
@@ -325,38 +325,32 @@ def _remove_import_and_annotations(tree: ast.Module) -> None:
             node.annotation = None
 
 
-def _check_nodes(nodes: list[ast.AST]) -> None:
+def _check_nodes(tree: ast.Module) -> None:
     """Refuse the first node that is not allowed, also for the place where it stands."""
     defined_names: set[str] = set()
-    # Nodes in a place where more is allowed, by their ids.
-    called = set()
-    before_attribute = set()
-    lines_of_text = set()
-    for node in nodes:
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in ast.walk(tree):
+        parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
                 defined_names.add(name)
-            case ast.Call(func=function):
-                called.add(id(function))
-            case ast.Attribute(value=value):
-                before_attribute.add(id(value))
-            case ast.Expr(value=value):
-                lines_of_text.add(id(value))
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) in lines_of_text:
-            continue
-        if isinstance(node, ast.Name) and node.id == "np" and id(node) not in before_attribute:
-            _refuse(node, "np must be followed by the name of a function")
-        if isinstance(node, ast.Name) and node.id == "range" and id(node) not in called:
-            _refuse(node, "range must be called, where it stands")
-        _check_node(node, defined_names)
+    for node in ast.walk(tree):
+        _check_node(node, parents.get(node), defined_names)
 
 
-def _check_node(node: ast.AST, defined_names: set[str]) -> None:
+def _check_node(node: ast.AST, parent: ast.AST | None, defined_names: set[str]) -> None:
     """Refuse a node that is not on the list, or says what it may not."""
-    if not isinstance(node, NODES):
-        _refuse(node, f"{type(node).__name__} is not allowed")
+    kind = type(node).__name__
+    if kind not in NODES:
+        _refuse(node, f"{kind} is not allowed")
     match node:
+        case ast.Constant(value=str()) if isinstance(parent, ast.Expr):
+            # Text that stands alone is a comment.
+            pass
+        case ast.Name(id="np") if not isinstance(parent, ast.Attribute):
+            _refuse(node, "np must be followed by the name of a function")
+        case ast.Name(id="range") if not (isinstance(parent, ast.Call) and parent.func is node):
+            _refuse(node, "range must be called, where it stands")
         case ast.FunctionDef(decorator_list=[_, *_]):
             _refuse(node, "decorators are not allowed")
         case ast.keyword(arg=name) if name is None or name.startswith("_"):
@@ -386,7 +380,8 @@ def _check_node(node: ast.AST, defined_names: set[str]) -> None:
             if not abs(value) <= largest:
                 _refuse(node, "this number is too large")
         case ast.For(iter=values, orelse=[]) | ast.comprehension(iter=values, is_async=0):
-            if not (isinstance(values, ast.Tuple | ast.List) or _called_name(values) == "range"):
+            is_range = isinstance(values, ast.Call) and ast.unparse(values.func) == "range"
+            if not (is_range or isinstance(values, ast.Tuple | ast.List)):
                 _refuse(node, f"loops go over range(...) of at most {LOOP} or over a list that is written out")
         case ast.For():
             _refuse(node, "for has no else here")
@@ -403,9 +398,7 @@ def _check_node(node: ast.AST, defined_names: set[str]) -> None:
 
 
 def _is_reserved(name: str) -> bool:
-    if name in ("np", *BUILTINS):
-        return True
-    return name.startswith("_") and name != "_"
+    return name in ("np", *BUILTINS) or (name.startswith("_") and name != "_")
 
 
 def _written_size(node: ast.AST) -> float:
@@ -416,13 +409,6 @@ def _written_size(node: ast.AST) -> float:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _written_size(operand)
     return math.inf
-
-
-def _called_name(node: ast.AST) -> str:
-    match node:
-        case ast.Call(func=ast.Name(id=name)):
-            return name
-    return ""
 
 
 def _is_text(node: ast.AST) -> bool:

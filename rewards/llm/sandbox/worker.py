@@ -24,6 +24,7 @@ import select
 import signal
 import struct
 import sys
+import traceback
 import types
 import warnings
 from typing import Any
@@ -131,11 +132,9 @@ def explain(error: Exception, source: str) -> str:
     """An error with the line of the source that raised it."""
     # The innermost line that is the code's own, and not NumPy's.
     line_number = 0
-    place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code.co_filename == "factors":
-            line_number = place.tb_lineno
-        place = place.tb_next
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == "factors":
+            line_number = number
     message = f"{type(error).__name__}: {error}"
     line = source.splitlines()[line_number - 1].strip() if line_number else ""
     if line:
