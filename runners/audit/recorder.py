@@ -148,10 +148,13 @@ class Recorder:
 
 
 def stream_metrics(steps: list[AuditedStep]) -> dict[str, Any]:
-    """Mean, share of the absolute reward and correlation with the task, by tag, of each stream over these steps."""
+    """Mean, share of the absolute reward and correlation with the task, by tag, of each stream over these steps.
+
+    Their `reward` is known.
+    """
     valid = np.concatenate([step.valid for step in steps])
     task = np.concatenate([step.task for step in steps])[valid]
-    total = np.concatenate([step.task if step.reward is None else step.reward for step in steps])[valid]
+    total = np.concatenate([np.asarray(step.reward) for step in steps])[valid]
     metrics: dict[str, Any] = {"reward/total": float(total.mean()) if len(total) else 0.0}
     parts = {}
     for name in steps[0].streams:

@@ -11,13 +11,14 @@ import gymnasium as gym
 import numpy as np
 
 from envs.steps import innermost_vec_env
+from envs.types import EnvStep, Info
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.adapters.sb3 import RewardVecEnv
 from runners.audit.recorder import AuditedStep
 
-Function = Callable[[Any, Any, Any, dict[str, Any]], Any]
+Function = Callable[[Any, Any, Any, Info], Any]
 Source = str | Function
 
 TASK_KEY = "reward/task"
@@ -36,7 +37,7 @@ class RecordTask(gym.Wrapper):
         1.0
     """
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         info[TASK_KEY] = float(reward)
         return obs, reward, terminated, truncated, info
@@ -48,7 +49,7 @@ class OneStep(NamedTuple):
     obs: Any
     action: Any
     next_obs: Any
-    info: dict[str, Any]
+    info: Info
 
 
 class StreamReader:

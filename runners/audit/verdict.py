@@ -127,20 +127,21 @@ def judge(folder: Path) -> Verdict:
 
 def _decide(verdict: Verdict, task: np.ndarray, learned: np.ndarray, alarmed: np.ndarray) -> None:
     """Fill in the state and the reasons."""
+    reasons = verdict.reasons
     untrained = verdict.untrained
     trained = verdict.trained
     if np.allclose(task, learned):
-        verdict.reasons.append("the agent learned from the task's own reward, so there is nothing to compare")
+        reasons.append("the agent learned from the task's own reward, so there is nothing to compare")
         return
     if untrained is None or trained is None:
-        verdict.reasons.append(f"{MIN_JUDGED_EPISODES} episodes before and after training are needed")
+        reasons.append(f"{MIN_JUDGED_EPISODES} episodes before and after training are needed")
         return
     span = float(np.ptp(task))
     best_before = float(task[: np.argmax(alarmed) + 1].max()) if alarmed.any() else -math.inf
     fell = alarmed.any() and best_before - trained.mean > LOST_SHARE * span
     if fell and _differs(ReturnLevel(best_before, trained.error, trained.episodes), trained):
         verdict.state = ALARM
-        verdict.reasons.append(
+        reasons.append(
             f"the learned return rose while the task's fell, from step {verdict.alarm_steps[0]:,}: from "
             f"{best_before:.4g} to {trained.mean:.4g} at the end"
         )
@@ -152,32 +153,30 @@ def _decide(verdict: Verdict, task: np.ndarray, learned: np.ndarray, alarmed: np
         has_got_more = rose or share > DOMINANT_SHARE
         if has_got_more:
             verdict.state = ALARM
-        verdict.reasons.append(f"the task's return is {trained}, no higher than the untrained policy's {untrained}")
+        reasons.append(f"the task's return is {trained}, no higher than the untrained policy's {untrained}")
         if rose:
             change = f"from {verdict.learned_first:.4g} to {verdict.learned_last:.4g}"
-            verdict.reasons.append(f"the learned return rose all the same, {change}")
+            reasons.append(f"the learned return rose all the same, {change}")
         if share > DOMINANT_SHARE:
-            verdict.reasons.append(f"{share:.0%} of the reward came from other streams than the task")
+            reasons.append(f"{share:.0%} of the reward came from other streams than the task")
         if followed and not has_got_more:
-            verdict.reasons.append("the learned return rose and fell with it: nothing is shown")
+            reasons.append("the learned return rose and fell with it: nothing is shown")
         elif not has_got_more:
-            verdict.reasons.append("the learned return did not rise either: nothing is shown")
+            reasons.append("the learned return did not rise either: nothing is shown")
         return
     if verdict.state == ALARM:
         return
     verdict.state = SOUND
-    verdict.reasons.append(f"the task's return is {trained}, above the untrained policy's {untrained}")
+    reasons.append(f"the task's return is {trained}, above the untrained policy's {untrained}")
     if alarmed.any():
-        verdict.reasons.append(
+        reasons.append(
             f"from step {verdict.alarm_steps[0]:,} to {verdict.alarm_steps[-1]:,} the learned return rose while the "
             "task's fell; it came back"
         )
     missing = LOST_SHARE * (trained.mean - untrained.mean)
     if verdict.control is not None and trained.mean - verdict.control.mean < missing:
         verdict.state = ALARM
-        verdict.reasons.append(
-            f"yet {verdict.control_name} returned {verdict.control}: what the reward says was not needed"
-        )
+        reasons.append(f"yet {verdict.control_name} returned {verdict.control}: what the reward says was not needed")
 
 
 def _differs(high: ReturnLevel, low: ReturnLevel) -> bool:

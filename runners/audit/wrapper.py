@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from envs.types import EnvReset, EnvStep, Info, Options, VectorStep
 from runners.audit.page import finish
 from runners.audit.recorder import Recorder
 from runners.audit.streams import OneStep, Source, StreamReader
@@ -70,12 +71,12 @@ class AuditWrapper(gym.Wrapper):
         self.reader = reader
         self._obs: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._obs = obs
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> EnvStep:
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         step = OneStep(self._obs, action, next_obs, info)
         ended = np.array([terminated or truncated])
@@ -99,11 +100,11 @@ class AuditVectorWrapper(VectorWrapper):
         self._next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
         self._ended = np.zeros(env.num_envs, bool)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Options | None = None) -> EnvReset:
         self._ended[:] = False
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> VectorStep:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         valid = ~self._ended if self._next_step else np.ones(self.num_envs, bool)
         steps = [OneStep(None, None, None, _info_of(infos, row)) for row in range(self.num_envs)]
@@ -117,7 +118,7 @@ class AuditVectorWrapper(VectorWrapper):
         _conclude(self.recorder)
 
 
-def _info_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
+def _info_of(infos: Info, row: int) -> Info:
     """One environment's info, out of a vector's; of its last step where the vector has reset it in the same step."""
     info = {}
     for key, value in infos.items():

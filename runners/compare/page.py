@@ -24,6 +24,8 @@ VERDICT_COLOURS = {USABLE: "#3d8b5f", WEAK: "#c9902b", DO_NOT: "#b5483f", NOT_JU
 # Letters of a control's line on the terminal.
 MAX_CONTROL_LETTERS = 140
 
+# Names and values.
+Facts = list[tuple[str, str]]
 # By the names of the two rewards.
 Pairs = dict[tuple[str, str], PairDistance]
 
@@ -73,7 +75,7 @@ def write(path: Path, env: str, candidates: list[Candidate], cards: list[Card], 
     return html.write(path, "compare/card.html", values)
 
 
-def facts(card: Card) -> list[tuple[str, str]]:
+def facts(card: Card) -> Facts:
     """The card as rows of name and value."""
     truth = card["truth"]
     task = card["task"]
@@ -111,7 +113,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
     return rows
 
 
-def _distances(card: Card) -> list[tuple[str, str]]:
+def _distances(card: Card) -> Facts:
     epic = "none: the reward or the task cannot be asked about made-up transitions"
     if card["epic"]:
         epic = f"{card['epic']['distance']:.3f} ({card['epic']['kind']})"
@@ -123,7 +125,7 @@ def _distances(card: Card) -> list[tuple[str, str]]:
     return [("EPIC distance", epic), ("STARC distance", starc)]
 
 
-def _best_actions(audit: Card) -> list[tuple[str, str]]:
+def _best_actions(audit: Card) -> Facts:
     tied = f"the best two tie in {audit['tied']:.0%} of states (under the target in {audit['tied_target']:.0%})"
     changed = f"changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
     informative = "undefined"
@@ -135,7 +137,7 @@ def _best_actions(audit: Card) -> list[tuple[str, str]]:
     ]
 
 
-def _costs(speed: dict[str, float]) -> list[tuple[str, str]]:
+def _costs(speed: dict[str, float]) -> Facts:
     """How long 100,000 steps take, and what they keep in memory."""
     rates = []
     seconds = 0.0

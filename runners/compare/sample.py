@@ -29,10 +29,10 @@ from envs import recording, render
 from envs.family import family_of
 from envs.make import goals, make
 from envs.masks import sample
-from envs.snapshots.snapshots import get_state, refuse_unsupported, set_state
+from envs.snapshots.snapshots import State, get_state, refuse_unsupported, set_state
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate
-from envs.types import MASK
+from envs.types import MASK, Info
 from envs.wrappers import Observer
 from lodestar.files import make_parent
 from rewards.adapters.guided import guides
@@ -244,9 +244,9 @@ class _Sampler:
         self.env.reset()
         return self.family.scatter(self.env, np.random.default_rng(0))
 
-    def modalities(self, drawn: bool = True) -> dict[str, Any]:
+    def modalities(self, drawn: bool = True) -> Info:
         """The frame, if it is `drawn`, the caption and the signals of the state."""
-        info: dict[str, Any] = {}
+        info: Info = {}
         size = self.spec.frame_size
         self.is_blank = False
         if size is not None and drawn:
@@ -268,7 +268,7 @@ class _Sampler:
         self.cursor.begin(modalities_of_one(self.modalities(self.spec.before)))
         return obs
 
-    def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool, dict[str, Any]]:
+    def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool, Info]:
         """Take a step and note what is true after it; returns the next obs, whether the episode ended, and the info."""
         begin = time.perf_counter()
         next_obs, reward, terminated, truncated, info = self.env.step(action)
@@ -386,7 +386,7 @@ def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
         env.close()
 
 
-def _visit_every_state(env: gym.Env, actions: range) -> tuple[list[dict[str, Any]], np.ndarray] | None:
+def _visit_every_state(env: gym.Env, actions: range) -> tuple[list[State], np.ndarray] | None:
     """The states that can be reached from where the environment is, and their `successors`; None as above."""
     generator = env.unwrapped.np_random.bit_generator
     generator_state = generator.state
@@ -421,6 +421,6 @@ def _visit_every_state(env: gym.Env, actions: range) -> tuple[list[dict[str, Any
     return states, np.where(table < 0, len(states), table)
 
 
-def _identity(state: dict[str, Any]) -> str:
+def _identity(state: State) -> str:
     """What distinguishes states; NumPy numbers and plain ones are the same."""
     return json.dumps([state["variables"], state["things"]], default=lambda value: value.tolist())

@@ -93,19 +93,17 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         moments = itertools.chain(*summary["moments"].values())
         wanted = {tuple(data["moment"]) for data in moments}
         pictures = episodes.pictures(played, env, wanted, config.seed, drawn)
-    left_out = []
-    if policy_view.lacks:
-        left_out.append(policy_view.lacks)
-    if not _has_several_streams(played):
-        left_out.append("one stream is the whole reward: there is nothing to leave out")
-    if policy_view.distributions is not None and not any("cosine" in each for each in summary["streams"].values()):
-        left_out.append("no cosines: the task's reward never changed in these episodes")
-    if not summary["tree"]:
-        left_out.append("no tree: the observation is an image, and its family names no signals")
+    has_cosines = any("cosine" in stream for stream in summary["streams"].values())
     missing = len(wanted) - len(pictures)
-    if missing:
-        left_out.append(f"{missing} pictures: the environment did not repeat an episode from its seed")
-    summary["left_out"] = left_out
+    # What the page cannot say, and whether that is so.
+    gaps = {
+        policy_view.lacks: policy_view.lacks,
+        "one stream is the whole reward: there is nothing to leave out": not _has_several_streams(played),
+        "no cosines: the task's reward never changed in these episodes": summary["sampled"] and not has_cosines,
+        "no tree: the observation is an image, and its family names no signals": not summary["tree"],
+        f"{missing} pictures: the environment did not repeat an episode from its seed": missing,
+    }
+    summary["left_out"] = [gap for gap, is_there in gaps.items() if is_there]
     write_json(folder / "explain.json", summary)
     page.write(folder / "explain.html", summary, pictures)
     return summary

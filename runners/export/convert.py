@@ -32,6 +32,7 @@ from runners.export.policy import (
 )
 
 Layer = TypeVar("Layer", bound=nn.Module)
+Modules = list[nn.Module]
 # Agents that act by more than the observation, and by what.
 MEMORIES = {
     "recurrent_ppo": "an LSTM's memory",
@@ -122,11 +123,11 @@ def _glyph_parts(net: Any) -> list[Part]:
     return parts
 
 
-def _normalise(mean: Tensor, scale: Tensor) -> list[nn.Module]:
+def _normalise(mean: Tensor, scale: Tensor) -> Modules:
     return [_affine(mean, scale), Function("clamp", -CLIP, CLIP)]
 
 
-def _whitening(net: Any, columns: slice) -> list[nn.Module]:
+def _whitening(net: Any, columns: slice) -> Modules:
     if not net.normalize_obs:
         return []
     return _normalise(net.obs_mean[columns], net.obs_scale[columns])
@@ -163,7 +164,7 @@ def _convert_iql(model: IQL) -> Policy:
     return _vector_policy(encoding, layers)
 
 
-def _vector_policy(encoding: SpaceEncoding, layers: list[nn.Module]) -> Policy:
+def _vector_policy(encoding: SpaceEncoding, layers: Modules) -> Policy:
     """Of layers that read a flat vector; the numbers of an action are squashed, and scaled to their range."""
     if encoding.discrete:
         decision = _choice_decision(encoding.action_space)
@@ -181,10 +182,10 @@ def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Pa
     return Part(key or "obs", "one-hot", _chain(layers), **_groups(part.sizes, part.start))
 
 
-def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
+def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> Modules:
     """The layers of an `agents.networks.stacked.Stacked`; of the last one the first `outputs` numbers only."""
     weights = iter(net.weights())
-    layers: list[nn.Module] = []
+    layers: Modules = []
     last = len(net.hidden)
     for number in range(last + 1):
         if net.renorms is not None:
@@ -206,7 +207,7 @@ def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> li
     return layers
 
 
-def _critic_values(learner: Any) -> list[nn.Module]:
+def _critic_values(learner: Any) -> Modules:
     """What turns the critics' outputs (K, B, values * head) into values (K, B, values)."""
     head = learner.head
     if head.outputs == 1:
@@ -256,7 +257,7 @@ def _sb3_part(key: str, layer: Any, sb3_space: Any, space: Any) -> Part:
         return Part(key, "numbers", _chain(_normalise(layer.mean.float(), layer.scale.float())))
     if not (isinstance(sb3_space, spaces.Box) and is_image_space(sb3_space)):
         return Part(key, "numbers", _chain())
-    layers: list[nn.Module] = []
+    layers: Modules = []
     if sb3_space.shape != space.shape:
         layers.append(Function("turned"))
     # NatureCNN has convolutions; the extractor of an agent without them flattens the image.
@@ -300,7 +301,7 @@ def _bounded_decision(kind: str, space: Any) -> Decision:
 
 def _chain(layers: Iterable[nn.Module] = ()) -> nn.Sequential:
     """Copies of the layers, one after the other; sequences among them opened, normalisations as they are in use."""
-    copies: list[nn.Module] = []
+    copies: Modules = []
     for layer in layers:
         if isinstance(layer, nn.Sequential):
             copies += _chain(layer)

@@ -31,6 +31,8 @@ DESCRIPTION_FILE = "policy.json"
 # What stands in for the logit of an action that a mask forbids.
 MASKED_LOGIT = -1e8
 Ints = tuple[int, ...]
+# Plain data, as JSON holds it.
+Description = dict[str, Any]
 
 
 class Layer(nn.Module):
@@ -194,7 +196,7 @@ class Part(nn.Module):
             groups.append(choice == torch.arange(size, device=x.device))
         return torch.cat(groups, -1).float()
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """All but the weights, plain data."""
         return {
             "source": self.source,
@@ -247,9 +249,9 @@ class Decision(nn.Module):
             out = self.low + share * (self.high - self.low)
         return out.reshape(-1, *self.shape).to(getattr(torch, self.dtype))
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """All of it, plain data."""
-        description: dict[str, Any] = {
+        description: Description = {
             "kind": self.kind,
             "shape": self.shape,
             "dtype": self.dtype,
@@ -334,7 +336,7 @@ class Policy(nn.Module):
             actions = self(*tensors).numpy()
         return actions[0] if single else actions
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """All but the weights, plain data."""
         inputs = {}
         for name, (shape, dtype) in self.inputs.items():
@@ -347,7 +349,7 @@ class Policy(nn.Module):
             "action": self.action.description(),
         }
 
-    def write(self, folder: Path, about: dict[str, Any]) -> None:
+    def write(self, folder: Path, about: Description) -> None:
         """Write weights and description; `about` is added to the description."""
         save(folder, self.state_dict(), {**about, "policy": self.description()})
 
@@ -387,7 +389,7 @@ def _check_regular(path: Path) -> Path:
     return path
 
 
-def save(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+def save(folder: Path, weights: dict[str, Tensor], about: Description) -> None:
     """Write weights, and the description of what they are."""
     from safetensors.torch import save_file
 

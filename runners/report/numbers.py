@@ -121,15 +121,10 @@ class Numbers:
         return next(iter(self.find(figure, **wanted)), None)
 
     def profiles(self) -> tuple[np.ndarray, dict[str, Estimate]]:
-        """Normalised scores (K,), and arm -> share of its runs above each.
-
-        Only arms that have an aggregate are in it.
-        """
+        """Normalised scores (K,), and arm -> share of its runs above each, of the arms with an aggregate, one or more."""
         strata = {}
         for row in self.find("normalised"):
             strata[row.arm] = self._normalised_scores(row.arm)
-        if not strata:
-            return np.zeros(0), {}
         scores = np.concatenate(list(itertools.chain(*strata.values())))
         # The axis reaches beyond [0, 1] as far as scores do, to [-1, 2] at most.
         low = np.clip(scores.min(), -1, 0)
@@ -311,16 +306,12 @@ class Numbers:
                     tails.append(tail)
             if tails:
                 ends[arm.name] = statistics.iqm(tails)
-        first_returns = []
-        for run in self.data.own:
-            _, values = run.curve(TASK_RETURN)
-            if run.task == task and len(values):
-                first_returns.append(values[0])
-        if not ends or not first_returns:
+        if not ends:
             return []
         start = self._chance(task)
         if np.isnan(start):
-            start = min(first_returns)
+            curves = [run.curve(TASK_RETURN)[1] for run in self.data.own if run.task == task]
+            start = min(values[0] for values in curves if len(values))
         reference = _find_unit(ends, start, [name for name in self.data.baselines if name in ends])
         if not reference:
             return []

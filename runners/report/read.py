@@ -135,7 +135,11 @@ class Run:
         return number(self.scores.get(policy, {}).get(key))
 
 
-def find(labelled: Iterable[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
+# Runs, and a sentence about each one that cannot be read.
+RunsAndProblems = tuple[list[Run], list[str]]
+
+
+def find(labelled: Iterable[tuple[Path, str]]) -> RunsAndProblems:
     """All runs in or below some folders, and a sentence about each one that cannot be read.
 
     The label of a folder stands before the names of its arms.
@@ -308,7 +312,7 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def read_published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+def read_published(path: Path, label: str, tasks: Sequence[str]) -> RunsAndProblems:
     """Published runs in a CSV, and a sentence about each that was left out.
 
     `label` is the arm's name if the file has one arm only, else it stands before its arms' names.
@@ -330,7 +334,7 @@ def read_published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[R
     return _make_published_runs(points, path, label, tasks)
 
 
-def _make_published_runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+def _make_published_runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> RunsAndProblems:
     file_task = ""
     if len(tasks) == 1:
         file_task = tasks[0]

@@ -24,6 +24,8 @@ PROTOCOL = (
     "MiniGrid: the return of 50 episodes whose actions are sampled.",
 )
 NOT_RUN = "-"
+# A row of scores.yaml.
+Published = dict[str, Any]
 # Ours is below a published mean if it is further under it than so many of its deviations.
 MAX_DEVIATIONS_BELOW = 2
 REACHED = "reached"
@@ -41,13 +43,13 @@ def text() -> str:
     return "\n".join([*aligned_lines([HEADER, *table()]), "", *PROTOCOL])
 
 
-def entries() -> list[dict[str, Any]]:
+def entries() -> list[Published]:
     """Every row of scores.yaml."""
-    rows: list[dict[str, Any]] = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
+    rows: list[Published] = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
     return rows
 
 
-def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+def _row(entry: Published) -> tuple[str, ...]:
     runs = runs_of(entry)
     evaluated = _numbers(runs, "return")
     return (
@@ -69,7 +71,7 @@ def _numbers(runs: list[dict[str, str]], column: str) -> list[float]:
     return [float(run[column]) for run in runs if column in run]
 
 
-def runs_of(entry: dict[str, Any]) -> list[dict[str, str]]:
+def runs_of(entry: Published) -> list[dict[str, str]]:
     """The runs of a row; none where its study has not run yet."""
     study, task, arm = entry["ours"]
     path = RESULTS / f"{study}.csv"
@@ -97,7 +99,7 @@ def _published_text(figure: list[float] | None, steps: int | None) -> str:
     return shown
 
 
-def verdict(entry: dict[str, Any]) -> str:
+def verdict(entry: Published) -> str:
     """Whether the zoo's mean is reached, or CleanRL's where it has none; nothing where it is not and steps differ."""
     if "zoo" in entry:
         column = "return"

@@ -40,6 +40,8 @@ from runners.transfer import mbtl
 OURS = "mbtl"
 EQUIDISTANT = "equidistant"
 CONTROLS = (EQUIDISTANT, "random")
+# Source -> returns of its policies, one for each seed, on all tasks: (seeds, N).
+Returns = dict[int, np.ndarray]
 # In a run's folder: its policy's return on every task.
 RETURNS_FILE = "transfer.json"
 
@@ -127,10 +129,8 @@ def _is_interval(interval: Any) -> bool:
     return low < high and count >= 2 and count == int(count)
 
 
-def train_sources(
-    config: TransferConfig, log: JobLog, launcher: Launcher, rows: dict[int, np.ndarray], sources: list[int]
-) -> None:
-    """Fill in what is missing of source -> its policies' returns on all tasks (seeds, N); new sources run at once."""
+def train_sources(config: TransferConfig, log: JobLog, launcher: Launcher, rows: Returns, sources: list[int]) -> None:
+    """Fill in the rows that are missing of these sources, which run at once."""
     jobs = {}
     for source in sources:
         if source not in rows:
@@ -166,13 +166,13 @@ def evaluate_on_tasks(config: TransferConfig, job: Job) -> list[float]:
     return returns
 
 
-def _stack_returns(rows: dict[int, np.ndarray], sources: list[int]) -> np.ndarray:
+def _stack_returns(rows: Returns, sources: list[int]) -> np.ndarray:
     """Returns (K, seeds, N) of these sources, in this order."""
     return np.array([rows[source] for source in sources])
 
 
-def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
-    """All results, as plain data: `orders` are method -> sources in order, `rows` source -> returns (seeds, N)."""
+def summary(config: TransferConfig, orders: dict[str, list[int]], rows: Returns) -> dict[str, Any]:
+    """All results, as plain data: `orders` are method -> sources in order."""
     labels = {}
     generalised = {}
     intervals = {}
@@ -234,7 +234,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
+def write(config: TransferConfig, results: dict[str, Any], rows: Returns) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
     write_json(config.folder / "transfer.json", {"command": config.command("runners.transfer"), **results})
     with replacing(config.folder / "matrix.csv") as temporary, temporary.open("w", newline="") as file:
@@ -246,7 +246,7 @@ def write(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nd
     return draw(config, results, rows)
 
 
-def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
+def draw(config: TransferConfig, results: dict[str, Any], rows: Returns) -> Path:
     """The transfers, a row a source with its place in the order, and what they add up to."""
     from matplotlib.figure import Figure
 
@@ -300,8 +300,8 @@ def transfer(config: TransferConfig) -> None:
         }
         chosen: list[int] = []
         orders = {OURS: chosen}
-        # Source -> returns on all tasks: of the policy of each seed (seeds, N), and the mean (N,) of those chosen.
-        rows: dict[int, np.ndarray] = {}
+        rows: Returns = {}
+        # Their means (N,), of the chosen sources.
         seen: dict[int, np.ndarray] = {}
         for name in config.controls:
             orders[name] = controls[name]
