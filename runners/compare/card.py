@@ -119,11 +119,13 @@ def card(candidate: Candidate, goal: int | None) -> Card:
     if goal is not None:
         truth = sample.truth[:, goal]
         name = goals(candidate.spec.env)[goal].name
-        report["target"] = f"how near {name!r} is" if graded else f"whether {name!r} is met"
-        report["truth"] = measures(values, truth[counted], target[counted])
-        report["met"] = float(truth[counted].mean())
-        report["readings"] = _readings(candidate, truth[counted])
-        report["order"] = order(sample, candidate.values, truth)
+        report |= {
+            "target": f"how near {name!r} is" if graded else f"whether {name!r} is met",
+            "truth": measures(values, truth[counted], target[counted]),
+            "met": float(truth[counted].mean()),
+            "readings": _readings(candidate, truth[counted]),
+            "order": order(sample, candidate.values, truth),
+        }
     report["controls"] = _controls(candidate, truth, target)
     report["verdict"], report["reasons"] = verdict(report)
     return report

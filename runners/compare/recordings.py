@@ -144,12 +144,10 @@ def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:
         report[f"reached_{outcome}"] = _mean(reached)
         report[f"episodes_{outcome}"] = len(reached)
     tasks, table = _confusion(scored)
-    report["tasks"] = tasks
-    report["confusion"] = table.tolist()
-    report["told_apart"] = float("nan")
+    told_apart = float("nan")
     if len(tasks) > 1:
-        report["told_apart"] = float((table.argmax(1) == np.arange(len(tasks))).mean())
-    return report
+        told_apart = float((table.argmax(1) == np.arange(len(tasks))).mean())
+    return report | {"tasks": tasks, "confusion": table.tolist(), "told_apart": told_apart}
 
 
 def _confusion(scored: list[ScoredEpisode]) -> tuple[list[str], np.ndarray]:

@@ -92,13 +92,6 @@ def lines(summary: Summary) -> list[str]:
 
 def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> Path:
     """Write the page."""
-    values = dict(summary)
-    values["headline"] = headline(summary)
-    values["title"] = f"Where the choices come from: {summary['env']}, {summary['agent']}, {summary['reward']}"
-    values["table"] = table(summary)
-    values["fidelity"] = ""
-    if summary["tree"]:
-        values["fidelity"] = fidelity(summary["tree"])
     # Moments of a stream, and those of disagreement, which have a section of their own.
     moments: dict[str, list[Summary]] = {}
     for name, group in summary["moments"].items():
@@ -106,13 +99,22 @@ def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> P
         for moment in group:
             pixels = pictures.get(tuple(moment["moment"]))
             moments[name].append({**moment, "picture": html.picture(pixels, PICTURE_WIDTH)})
-    values["disagreement"] = moments.pop("disagreement", [])
-    values["moments"] = moments
     reads = summary["reads"]
-    values["reads"] = [(part["part"], f"{part['moved']:.3f}") for part in reads[:MAX_PARTS_ON_PAGE]]
     with matplotlib.rc_context(plots.STYLE):
-        values["curves"] = html.figure(_draw_curves(summary["streams"]))
-        values["heat"] = html.figure(_draw_heat(reads))
+        curves = html.figure(_draw_curves(summary["streams"]))
+        heat = html.figure(_draw_heat(reads))
+    values = {
+        **summary,
+        "headline": headline(summary),
+        "title": f"Where the choices come from: {summary['env']}, {summary['agent']}, {summary['reward']}",
+        "table": table(summary),
+        "fidelity": fidelity(summary["tree"]) if summary["tree"] else "",
+        "disagreement": moments.pop("disagreement", []),
+        "moments": moments,
+        "reads": [(part["part"], f"{part['moved']:.3f}") for part in reads[:MAX_PARTS_ON_PAGE]],
+        "curves": curves,
+        "heat": heat,
+    }
     return html.write(path, "explain/explain.html", values)
 
 

@@ -120,8 +120,13 @@ class Numbers:
         """The only row, or None."""
         return next(iter(self.find(figure, **wanted)), None)
 
+    def value(self, figure: str, **wanted: str) -> float:
+        """The number of the only row, NaN without one."""
+        row = self.find_one(figure, **wanted)
+        return NAN if row is None else row.value
+
     def profiles(self) -> tuple[np.ndarray, dict[str, Estimate]]:
-        """Normalised scores (K,), and arm -> share of its runs above each, of the arms with an aggregate, one or more."""
+        """Normalised scores (K,), and arm -> share of its runs above each; at least one arm has an aggregate."""
         strata = {}
         for row in self.find("normalised"):
             strata[row.arm] = self._normalised_scores(row.arm)
@@ -190,12 +195,8 @@ class Numbers:
                     estimate = _estimate([np.array(values)])
                     self._add(figure, task, arm.name, estimate, len(values), len(runs), user)
 
-    def _chance(self, task: str) -> float:
-        """The return of a random policy, NaN where no run measured it."""
-        return self.find("random", task=task)[0].value
-
     def _make_scale(self, task: str, reference: str) -> TaskScale:
-        chance = self._chance(task)
+        chance = self.value("random", task=task)
         means = {}
         for arm in self.data.arms:
             if not arm.published and self.scores[task, arm.name]:
@@ -308,7 +309,7 @@ class Numbers:
                 ends[arm.name] = statistics.iqm(tails)
         if not ends:
             return []
-        start = self._chance(task)
+        start = self.value("random", task=task)
         if np.isnan(start):
             curves = [run.curve(TASK_RETURN)[1] for run in self.data.own if run.task == task]
             start = min(values[0] for values in curves if len(values))

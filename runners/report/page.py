@@ -288,9 +288,8 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
         seeds = str(row.runs)
         if row.runs != row.of:
             seeds += f" of {row.of}"
-        mode = numbers.find_one("mode", task=task, arm=row.arm)
-        mode_value = NAN if mode is None else mode.value
-        success = _percentage(numbers.find_one("success", task=task, arm=row.arm))
+        mode = numbers.value("mode", task=task, arm=row.arm)
+        success = _percentage(numbers.value("success", task=task, arm=row.arm))
         normalised = DASH
         # Published returns come from training, so they are on no scale of evaluations.
         if not scale.missing and np.isfinite(row.value) and not published:
@@ -299,24 +298,24 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
         difference_text = DASH
         if difference is not None:
             difference_text = signed_text(difference)
-        cells = [number(mode_value), success, normalised, difference_text]
+        cells = [number(mode), success, normalised, difference_text]
         rows.append((row.arm, published, *interval_texts(row), seeds, *cells))
         # What the same policies do for each user they were told to serve.
         for user_row in numbers.find("told", task=task, arm=row.arm):
             user = user_row.against
             name = f"{row.arm}, told it serves {user}"
-            success = _percentage(numbers.find_one("told_success", task=task, arm=row.arm, against=user))
+            success = _percentage(numbers.value("told_success", task=task, arm=row.arm, against=user))
             rows.append((name, True, *interval_texts(user_row), user_row.runs, DASH, success, "", ""))
-    chance = numbers.find_one("random", task=task)
-    if chance is not None and chance.runs:
-        rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))
+    chance = numbers.value("random", task=task)
+    if np.isfinite(chance):
+        rows.append(("random policy", True, number(chance), "", "", "", "", "0", ""))
     return rows
 
 
-def _percentage(row: Row | None) -> str:
-    if row is None:
+def _percentage(share: float) -> str:
+    if np.isnan(share):
         return DASH
-    return f"{row.value:.0%}"
+    return f"{share:.0%}"
 
 
 def _overall_rows(numbers: Numbers) -> list[TableRow]:

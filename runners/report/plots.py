@@ -154,10 +154,10 @@ def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
         if len(finite):
             ends.append((float(finite[-1]), arm.name, colour))
         extremes += band.span
-    chance = numbers.find_one("random", task=task)
-    if chance is not None and np.isfinite(chance.value):
-        axis.axhline(chance.value, **RANDOM, zorder=1)
-        ends.append((chance.value, "random policy", PUBLISHED_COLOUR))
+    chance = numbers.value("random", task=task)
+    if np.isfinite(chance):
+        axis.axhline(chance, **RANDOM, zorder=1)
+        ends.append((chance, "random policy", PUBLISHED_COLOUR))
     # By what happened: a band of two runs may reach far beyond it.
     extremes += [value for value, _, _ in ends]
     low = min(extremes)
@@ -390,9 +390,9 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
             colours = {"c": progress, "vmin": 0, "vmax": 1.1, "cmap": "viridis_r"}
             axis.scatter(learned[rows], task_return[rows], **colours, s=7, linewidths=0, rasterized=True)
         title = cut(arm.name, 24)
-        correlation = numbers.find_one("rank_correlation", task=task, arm=arm.name)
-        if correlation is not None:
-            title += f"  ρ = {correlation.value:.2f}"
+        correlation = numbers.value("rank_correlation", task=task, arm=arm.name)
+        if np.isfinite(correlation):
+            title += f"  ρ = {correlation:.2f}"
         axis.locator_params(nbins=4)
         axis.set_title(f"{title}\n{cut(task, 30)}", fontsize=8)
     return figure, left_out
