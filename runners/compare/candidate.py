@@ -91,7 +91,8 @@ class Candidate:
 
     def score(self, batch: Transitions) -> np.ndarray:
         """Raw scores of flat rows in time order, float64 (N,)."""
-        raw, _ = self.stream.score(_as_rollout(batch), self.reward.initial_memory(1))
+        # One environment, (N, 1).
+        raw, _ = self.stream.score(batch[:, None], self.reward.initial_memory(1))
         return raw[:, 0].astype(np.float64)
 
     def embed_frames(self, batch: Transitions, key: str) -> Transitions:
@@ -139,7 +140,7 @@ class Candidate:
 
     def _warm_up(self) -> int:
         """Let it learn from the rows; returns how many passes it took."""
-        rollout = _as_rollout(self.batch[self.sample.counted])
+        rollout = self.batch[self.sample.counted][:, None]
         passes = self.warm or 0
         until_ready = self.warm is None and self.reward.role == "goal" and self.learns
         if until_ready:
@@ -155,8 +156,3 @@ class Candidate:
             return True
         scored = self.reward.score(self.batch[:1])
         return not isinstance(scored, Scored) or bool(scored.ready.any())
-
-
-def _as_rollout(batch: Transitions) -> Transitions:
-    """Flat rows (N,) in time order as those of one environment, (N, 1)."""
-    return batch[:, None]

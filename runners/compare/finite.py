@@ -71,7 +71,7 @@ def model_of_states(mdp: FiniteMDP, layout: Layout) -> FiniteModel:
 
 def every_pair(states: int, actions: int) -> np.ndarray:
     """Each state with each action, state by state, int (S * A, 2)."""
-    return np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
+    return np.indices((states, actions)).reshape(2, -1).T
 
 
 def read_table(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
