@@ -195,6 +195,6 @@ def _action_words(action: np.ndarray, meanings: list[str]) -> str:
 
 def r_squared(predicted: np.ndarray, goal: np.ndarray) -> float:
     """The share of the variance of goals (M, n) that predictions explain."""
-    error = np.square(predicted - goal).sum()
-    variation = np.square(goal - goal.mean(0)).sum()
-    return float(1 - error / max(variation, 1e-12))
+    error = float(np.square(predicted - goal).sum())
+    variation = float(np.square(goal - goal.mean(0)).sum())
+    return 1 - error / max(variation, 1e-12)
