@@ -14,7 +14,6 @@ Returns differ where their means lie three times their common standard error apa
 an agent learned from rises in sound runs and in hacked ones alike.
 """
 
-import csv
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lodestar.files import open_text_file, read_json
+from lodestar.files import read_json
 from runners.run.config import UsageError
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
@@ -203,8 +202,7 @@ def _level(returns: np.ndarray) -> ReturnLevel | None:
 def _levels(folder: Path, task: np.ndarray) -> tuple[ReturnLevel | None, ReturnLevel | None]:
     """The task's return before and after training: of episodes, of closing evaluations, or of the log's rows."""
     if (folder / "episodes.csv").exists():
-        with open_text_file(folder / "episodes.csv") as file:
-            episodes = list(csv.DictReader(file))
+        episodes = read_csv(folder / "episodes.csv")
         returns = np.array([float(episode["task"]) for episode in episodes])
         before = sum(episode["updated"] == "0" for episode in episodes)
         final = min(max(_count_final(len(returns)), MIN_JUDGED_EPISODES), MAX_FINAL_EPISODES)
