@@ -212,10 +212,8 @@ def _critic_values(learner: Any) -> Modules:
     head = learner.head
     if head.outputs == 1:
         return []
-    split = Function("split", learner.values, head.outputs)
-    if head.support == "symlog":
-        return [split, _fill(Expectation(head.outputs), centres=head.centres), Function("symexp")]
-    return [split, _fill(Expectation(head.outputs), centres=head.centres * head.scale)]
+    means = _fill(Expectation(head.outputs), centres=head.centres)
+    return [Function("split", learner.values, head.outputs), means, Function("symexp")]
 
 
 def _convert_sb3(name: str, model: Any, space: Any) -> Policy:

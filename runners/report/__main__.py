@@ -52,8 +52,15 @@ class ReportConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for path in self.rest:
-            if not Path(path).exists():
-                self._refuse(path)
+            if Path(path).exists():
+                continue
+            # It may be a misspelt key.
+            key, equals, _ = path.partition("=")
+            if equals and key.isidentifier():
+                keys = list(declarations(ReportConfig))
+                keys.remove("rest")
+                raise UsageError(describe_unknown("key", key, keys))
+            raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
         if not self.rest:
             raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
         self.paths = list(map(Path, self.rest))
@@ -75,15 +82,6 @@ class ReportConfig(Settings):
                 raise UsageError(
                     f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER"
                 )
-
-    def _refuse(self, path: str) -> None:
-        """Raise the error of a path that does not exist, which may be a misspelt key."""
-        key, equals, _ = path.partition("=")
-        if equals and key.isidentifier():
-            keys = list(declarations(ReportConfig))
-            keys.remove("rest")
-            raise UsageError(describe_unknown("key", key, keys))
-        raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
 
 
 class Report:

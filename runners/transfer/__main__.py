@@ -111,7 +111,8 @@ def _grid(text: str) -> tuple[str, list[float]]:
             "judged on the same task whatever its options: runners.tune)"
         )
     interval = read_value(split(text)[1])
-    if not _is_interval(interval):
+    has_three_numbers = isinstance(interval, list) and len(interval) == 3 and all(map(is_number, interval))
+    if not has_three_numbers or not interval[0] < interval[1] or interval[2] < 2 or interval[2] % 1:
         raise UsageError(f"over={text} is no range; give [low,high,how many], as in over=env.g=[2,15,12]")
     low, high, count = interval
     values = [float(f"{value:.6g}") for value in np.linspace(low, high, int(count))]
@@ -119,14 +120,6 @@ def _grid(text: str) -> tuple[str, list[float]]:
     if all(isinstance(number, int) for number in interval) and all(map(float.is_integer, values)):
         return key, list(map(int, values))
     return key, values
-
-
-def _is_interval(interval: Any) -> bool:
-    """Whether it is [low, high, how many]."""
-    if not isinstance(interval, list) or len(interval) != 3 or not all(map(is_number, interval)):
-        return False
-    low, high, count = interval
-    return low < high and count >= 2 and count == int(count)
 
 
 def train_sources(config: TransferConfig, log: JobLog, launcher: Launcher, rows: Returns, sources: list[int]) -> None:
