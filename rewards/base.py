@@ -316,12 +316,20 @@ class Reward(ABC):
             if hasattr(part, "close"):
                 part.close()
 
+    def _stateful_parts(self) -> dict[str, Any]:
+        """What of it has a state, by name."""
+        parts = {}
+        for name, value in vars(self).items():
+            if hasattr(value, "load_state_dict") or isinstance(value, np.random.Generator):
+                parts[name] = value
+        return parts
+
     def state_dict(self) -> StateDict:
-        return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
+        return map_values(state_of, self._stateful_parts())
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
-        names = {name for name, value in vars(self).items() if _has_state(value)}
+        names = set(self._stateful_parts())
         if names != set(state):
             parts = f"the parts {sorted(state)}, this one has {sorted(names)}"
             raise ValueError(f"the saved state of {type(self).__name__} has {parts}; was it another reward or version?")
@@ -526,10 +534,6 @@ def values_of(scored: Any) -> np.ndarray:
     if isinstance(scored, Scored):
         return np.where(scored.ready, scored.value, np.float32(0)).astype(np.float32, copy=False)
     return np.asarray(scored, np.float32)
-
-
-def _has_state(value: Any) -> bool:
-    return hasattr(value, "load_state_dict") or isinstance(value, np.random.Generator)
 
 
 @contextmanager

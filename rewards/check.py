@@ -210,7 +210,7 @@ class _Check:
         if key is None or rollout.frame is None or key in rollout.extras:
             return rollout
         extras = dict(rollout.extras)
-        count = rollout.shape[0] * rollout.shape[1]
+        count = math.prod(rollout.shape)
         for name, frame in ((key, rollout.frame), (f"obs_{key}", rollout.obs_frame)):
             if frame is not None:
                 embedded = np.asarray(self.reward.embed(rollout.replace(frame=frame).flatten()))

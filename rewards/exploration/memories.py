@@ -182,32 +182,30 @@ class CountMemory(EpisodeMemory):
     def _count_by_sorting(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """The walk where nothing is forgotten: visits sorted by environment, episode and cell, each cell's in time."""
         # Entries are the cells in memory, weighted by their visits, and then the rollout's visits with weight 1.
-        remembered = np.nonzero(memory["visits"])
-        memory_env, _ = remembered
-        env, time = np.nonzero(valid.T)
-        envs = np.concatenate([memory_env, env])
-        keys = np.concatenate([memory["cells"][remembered], x[time, env]])
-        weight = np.concatenate([memory["visits"][remembered], np.ones_like(env)])
+        held = memory["filled"].max(initial=0)
+        keys = np.concatenate([memory["cells"][:, :held], x.T], axis=1)
+        weights = np.concatenate([memory["visits"][:, :held], valid.T], axis=1)
+        env, column = np.nonzero(weights)
+        key = keys[env, column]
+        weight = weights[env, column]
         # A group is one episode of one environment; the memory is of episode 0.
-        episode, last_episode = _number_episodes(ended.T)
-        groups_per_env = len(x) + 1
-        episodes = np.concatenate([np.zeros_like(memory_env), episode[env, time]])
-        group = envs * groups_per_env + episodes
+        rollout_episode, last_episode = _number_episodes(ended.T)
+        memory_episode = np.zeros_like(weights[:, :held])
+        episode = np.concatenate([memory_episode, rollout_episode], axis=1)[env, column]
+        group = env * (len(x) + 1) + episode
 
         # Sort by group and cell; the sort is stable, so the visits of a cell stay in the order of time.
-        order = np.lexsort((keys, group))
+        order = np.lexsort((key, group))
         is_new_cell = np.ones(len(order), bool)
-        is_new_cell[1:] = np.diff(keys[order]) != 0
+        is_new_cell[1:] = np.diff(key[order]) != 0
         is_new_cell[1:] |= np.diff(group[order]) != 0
         begin = np.flatnonzero(is_new_cell)
         # The number of a visit is the cumulative weight up to it, less that of all cells before its own.
         through = np.cumsum(weight[order])
         before_cell = (through - weight[order])[begin]
         cell_of_entry = np.cumsum(is_new_cell) - 1
-        number = np.empty_like(through)
-        number[order] = through - before_cell[cell_of_entry]
-        answers = np.ones(x.shape, np.int64)
-        answers[time, env] = number[len(memory_env) :]
+        answers = np.ones_like(weights)
+        answers[env[order], column[order]] = through - before_cell[cell_of_entry]
 
         # The new memory holds the cells of each last episode, in the order of their first visit; those that were in
         # memory come first, and are all there.
@@ -215,18 +213,15 @@ class CountMemory(EpisodeMemory):
         visits = weight
         if len(begin):
             visits = np.add.reduceat(weight[order], begin)
-        last_group = envs[first] * groups_per_env + last_episode[envs[first]]
-        current = np.flatnonzero(group[first] == last_group)
-        by_env_and_first_visit = np.lexsort((first[current], envs[first[current]]))
-        current = current[by_env_and_first_visit]
-        entry = first[current]
-        row = envs[entry]
+        current = np.flatnonzero(episode[first] == last_episode[env[first]])
+        current = current[np.argsort(first[current])]
+        row = env[first[current]]
         place = np.arange(len(row)) - np.searchsorted(row, row)
         after = map_values(np.zeros_like, memory)
-        after["cells"][row, place] = keys[entry]
+        after["cells"][row, place] = key[first[current]]
         after["visits"][row, place] = visits[current]
         after["filled"] += np.bincount(row, minlength=x.shape[1])
-        return answers, after
+        return answers[:, held:].T, after
 
 
 def _number_episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
