@@ -6,7 +6,7 @@ from as `Collector.catch_up` says.
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from runners.cluster.server import EmbeddedRollout
 class FleetCollector(Collector):
     """Rollouts of the environments of a `runners.cluster.fleet.Fleet`; its state is a local collector's, and more."""
 
-    saved: ClassVar[dict[str, str]] = Collector.saved | {"others": "others"}
+    saved = Collector.saved | {"others": "others"}
 
     def __init__(self, agent: PPO) -> None:
         envs: Any = agent.envs

@@ -13,7 +13,7 @@ import copy
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +135,7 @@ class Fleet(VectorEnv):
         self._arguments: tuple[Any, ...] = ()
         self._entropy = 0
         # A snapshot from which actors continue before the next rollout.
-        self._restoring: Mapping[str, Any] | None = None
+        self._restoring: StateDict | None = None
         self.members = []
         for number, envs in enumerate(np.array_split(np.arange(n), config.workers)):
             columns = slice(int(envs[0]), int(envs[-1]) + 1)
@@ -333,7 +333,7 @@ class Fleet(VectorEnv):
                 snapshot["standing"].append(state["standing"])
         return snapshot
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: StateDict) -> None:
         """Continue from a snapshot, or from one of a local run, once the collector is where it was."""
         self._restoring = state
         self.has_reset = True
@@ -365,7 +365,7 @@ class Fleet(VectorEnv):
         self._issued += len(pending[0])
         self._answers(lambda member: member.handle.restore.remote(standings[member.number], parts[member.number]))
 
-    def _divide(self, state: Mapping[str, Any]) -> list[Any] | None:
+    def _divide(self, state: StateDict) -> list[Any] | None:
         """The snapshot of each member, or None where they do not divide so."""
         if set(state) == {"envs"}:
             return [{"envs": state["envs"][member.columns]} for member in self.members]

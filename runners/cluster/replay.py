@@ -14,7 +14,7 @@ import time
 from collections import deque
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ class ReplayActor(Actor):
 class FleetSteps(Steps):
     """The learner's side: row after row of all environments, out of the parts that actors collected."""
 
-    saved: ClassVar[dict[str, str]] = Steps.saved | {"draws": "draws"}
+    saved = Steps.saved | {"draws": "draws"}
     envs: Any
 
     def __init__(self, envs: Any, seed: int, scorer: Any = None) -> None:

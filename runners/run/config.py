@@ -11,10 +11,10 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any
 
 import agents
 import rewards
@@ -40,13 +40,13 @@ STEP_FIELDS = ("total_timesteps", "checkpoint_every", "log_every", "eval_steps",
 class UsageError(ValueError):
     """A command that cannot be done as it was given; the sentence says how to give it."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code = 2
 
 
 class InUse(UsageError):
     """Another process is at work in the run's folder; later the same command may work."""
 
-    exit_code: ClassVar[int] = 8
+    exit_code = 8
 
 
 @dataclass
@@ -212,7 +212,7 @@ class TrainConfig(Settings):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def assignments(values: Mapping[str, Any]) -> list[str]:
+def assignments(values: Values) -> list[str]:
     """Arguments of a command line, key=value each."""
     return [f"{key}={value}" for key, value in values.items()]
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Saver(BaseCallback):
         self.evaluator = evaluator
         self.coverage = parts.coverage
         self.mix = parts.mix
-        self.driver = cast(Any, parts.driver)
+        self.driver: Any = parts.driver
         self.config = config
         # The error of the last save; None once one succeeded again.
         self.storage_error: str | None = None
@@ -108,6 +108,7 @@ class Saver(BaseCallback):
         # Workers and actors say so when one of them was replaced; no other environments call it.
         workers: Any = self.training_env.unwrapped
         workers.say = self._note_restart
+        self.workers = workers
 
     def capture(self) -> StateDict:
         """Everything the run needs to continue from here; valid between two rollouts."""
@@ -194,9 +195,8 @@ class Saver(BaseCallback):
 
     def _note_restart(self, sentence: str) -> None:
         """A worker was replaced: log it, count it, and save soon, in case that happens too often."""
-        workers: Any = self.training_env.unwrapped
         self.live.say(sentence)
-        self.logger.record("env/restarts", workers.restarts)
+        self.logger.record("env/restarts", self.workers.restarts)
         self._save_soon = True
 
     def save_held(self) -> None:
@@ -452,7 +452,7 @@ class TensorBoardLog(KVWriter):
         self.file.close()
 
 
-def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+def scalars(values: LoggedValues) -> dict[str, float]:
     """The numbers among logged values."""
     kinds = int | float | np.generic | np.ndarray | torch.Tensor
     return {key: float(value) for key, value in values.items() if isinstance(value, kinds) and np.ndim(value) == 0}
@@ -585,7 +585,7 @@ class Alarm(KVWriter):
             if row.get(TASK_RETURN) and row.get(LEARNED_RETURN):
                 self._add(int(row["step"]), row)
 
-    def _add(self, step: int, row: Mapping[str, Any]) -> None:
+    def _add(self, step: int, row: LoggedValues) -> None:
         self.steps.append(step)
         self.returns.append((float(row[TASK_RETURN]), float(row[LEARNED_RETURN])))
 

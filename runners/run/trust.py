@@ -50,7 +50,7 @@ LOGIN = re.compile(r"(\w://)[^/\s@'\"]+@")
 MAX_NAMED_PHRASES = 4
 
 
-def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
+def require(trusted: bool, where: str, values: Values) -> None:
     """A UsageError unless the user trusts what a file, which `where` names, would reach.
 
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
@@ -73,7 +73,7 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
     _search_here()
 
 
-def saved_keys(saved: Mapping[str, Any]) -> Values:
+def saved_keys(saved: Values) -> Values:
     """What a saved configuration, or the metadata of a recording, sets that could reach out."""
     parts = {"env": saved.get("env_options"), "reward": saved.get("reward"), "agent": saved.get("agent")}
     for name, options in parts.items():
@@ -104,7 +104,7 @@ def _search_here() -> None:
         sys.path.append(os.getcwd())
 
 
-def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
+def _reach(key: str, value: Any, settings: Values) -> Iterator[str]:
     """A phrase for everything that a setting would import, send, read or write."""
     part, _, rest = key.partition(".")
     option = key.rpartition(".")[2]

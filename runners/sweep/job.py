@@ -69,6 +69,7 @@ class Outcome:
 class Launcher(Settings):
     """Runs jobs, `slots` at once; neither logs nor retries. Its fields are `launcher.<name>=` on the command line."""
 
+    prefix = "launcher."
     slots: int
 
     def __post_init__(self) -> None:
@@ -77,11 +78,6 @@ class Launcher(Settings):
         self._waiting: list[Job] = []
         # Since the last `wait`.
         self._ended: list[tuple[Job, Outcome]] = []
-
-    @property
-    def prefix(self) -> str:
-        """Before its settings on the command line."""
-        return "launcher."
 
     @abstractmethod
     def submit(self, job: Job) -> str:
