@@ -401,10 +401,9 @@ def check_types(saved: Values) -> Values:
     Names that are unknown, of an earlier version perhaps, are left to `from_dict`.
     """
     checked = typed_options("", TrainConfig, saved)
-    options = dict(saved.get("agent") or {})
-    name = options.pop("name", "")
-    if name in agents.names():
-        checked["agent"] = {"name": name, **typed_options("agent.", agents.get(name).Config, options)}
+    options = saved.get("agent") or {}
+    if options.get("name") in agents.names():
+        checked["agent"] = typed_options("agent.", agents.get(options["name"]).Config, options)
     checked["reward"] = dict(saved.get("reward") or {})
     for key, values in checked["reward"].items():
         if key in rewards.names() and isinstance(values, dict):

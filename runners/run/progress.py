@@ -15,8 +15,8 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -340,9 +340,7 @@ class Guarded(KVWriter):
     def __init__(self, name: str, make: Callable[[], KVWriter], warn: Say) -> None:
         self.name = name
         self.warn = warn
-        self.writer: Any = None
-        with self._switching_off():
-            self.writer = make()
+        self.writer = self._attempt(make)
 
     def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
         self.call_writer(lambda writer: writer.write(key_values, key_excluded, step))
@@ -350,16 +348,14 @@ class Guarded(KVWriter):
     def call_writer(self, action: Callable[[Any], None]) -> None:
         """Do something with the writer, unless it is switched off."""
         if self.writer is not None:
-            with self._switching_off():
-                action(self.writer)
+            self._attempt(lambda: action(self.writer))
 
     def close(self) -> None:
         self.call_writer(lambda writer: writer.close())
 
-    @contextmanager
-    def _switching_off(self) -> Iterator[None]:
+    def _attempt(self, action: Callable[[], Any]) -> Any:
         try:
-            yield
+            return action()
         except OSError as error:
             self.writer = None
             self.warn(f"{self.name} is switched off for the rest of this run ({error}); training continues")
