@@ -135,12 +135,7 @@ class DynamicsEnsemble(Stateful):
         self._scaled_at = 0
         self._scalings = 0
         self.failures = 0
-        # The members that predict, best first, and their weights.
-        self.elites = torch.arange(config.elites or self.members, device=self.device)
-        self._elite = self._weights
-        if len(self.elites) < self.members:
-            n_elites = len(self.elites)
-            self._elite = [p[:n_elites].clone() for p in self._weights]
+        self._set_elites(torch.arange(config.elites or self.members, device=self.device))
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         net = self.net
@@ -210,9 +205,10 @@ class DynamicsEnsemble(Stateful):
         return float((mean - targets).square().mean().sqrt())
 
     def _set_elites(self, elites: Tensor) -> None:
-        """Let these members (E,) predict, best first."""
+        """Let these members (E,) predict, best first, with their weights: views where all do."""
         self.elites = elites
-        if self._elite is not self._weights:
+        self._elite = self._weights
+        if len(elites) < self.members:
             self._elite = [weight[elites] for weight in self._weights]
 
     def _assign_elites(self, rows: int) -> tuple[Tensor, Tensor, int]:
@@ -292,10 +288,10 @@ class DynamicsEnsemble(Stateful):
             # Comparisons with NaN are False, so that a member that diverged does not count as better.
             better = loss < lowest
             improved = (loss < lowest - MIN_RELATIVE_GAIN * lowest.abs()).any()
-            n_idle = 0 if bool(improved) else n_idle + 1
+            n_idle = 0 if improved else n_idle + 1
             self._keep(best, better)
             lowest = torch.where(better, loss, lowest)
-        if not bool(torch.isfinite(loss).all()):
+        if not torch.isfinite(loss).all():
             # Adam's moments are those of the diverged weights.
             self.failures += 1
             self._flat.mean.zero_()

@@ -196,19 +196,19 @@ class Entries(nn.Module):
         """A random observation (..., D)."""
         noise = torch.empty_like(logits).exponential_(generator=generator)
         # P(exponential > x) = exp(-x), here the sigmoid of the logit.
-        out = (noise > softplus(-logits)).float()
-        for columns in self.hots:
-            # Minus the logarithm of the same numbers is Gumbel noise.
-            gumbel_logits = logits[..., columns] - noise[..., columns].log()
-            index = gumbel_logits.argmax(-1)
-            out[..., columns] = one_hot(index, columns.shape[1]).float()
-        return out
+        bits = noise > softplus(-logits)
+        # Minus the logarithm of the same numbers is Gumbel noise.
+        return self._choose(bits, logits - noise.log())
 
     def mode(self, probabilities: Tensor) -> Tensor:
         """The likeliest value of every entry, (..., D)."""
-        out = (probabilities > 0.5).float()
+        return self._choose(probabilities > 0.5, probabilities)
+
+    def _choose(self, bits: Tensor, scores: Tensor) -> Tensor:
+        """The bits (..., D), and of each one-hot the value with the largest score (..., D)."""
+        out = bits.float()
         for columns in self.hots:
-            index = probabilities[..., columns].argmax(-1)
+            index = scores[..., columns].argmax(-1)
             out[..., columns] = one_hot(index, columns.shape[1]).float()
         return out
 

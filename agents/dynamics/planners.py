@@ -54,13 +54,13 @@ class _Sequences(Stateful):
 
     encoding: SpaceEncoding
     # H, the steps looked ahead.
-    horizon: int
+    horizon: int = 15
     # N, the sequences tried for each state in each of the `iterations`, to whose best the Gaussian is refitted.
-    samples: int
-    iterations: int
-    elites: int
+    samples: int = 200
+    iterations: int = 5
+    elites: int = 20
     # Standard deviation to begin with.
-    widest: float
+    widest: float = 0.5
     gamma: float = 0.99
     seed: int = 0
     device: str | torch.device = "cpu"
@@ -168,11 +168,6 @@ class _Sequences(Stateful):
 class CEM(_Sequences):
     """The cross-entropy method: mean and variance become those of the elites."""
 
-    horizon: int = 15
-    samples: int = 200
-    iterations: int = 5
-    elites: int = 20
-    widest: float = 0.5
     # Share of the old mean and variance that stays, in [0, 1).
     momentum: float = 0.1
 

@@ -240,11 +240,10 @@ def imagine(
     member_predictions = penalty is not None or cut is not None
     one_step = functools.partial(model.step, member_predictions=member_predictions)
     transitions: list[dict[str, Any]] = []
-    first_step = step
-    if first_step is None:
-        first_step = torch.zeros(len(obs), dtype=torch.int64, device=obs.device)
-    alive = torch.ones_like(first_step, dtype=torch.bool)
-    diverged = first_step.new_zeros(())
+    if step is None:
+        step = torch.zeros(len(obs), dtype=torch.int64, device=obs.device)
+    alive = torch.ones_like(step, dtype=torch.bool)
+    diverged = step.new_zeros(())
     box = None if bounds is None else _box(*bounds)
     for t in range(horizon):
         action, log_prob = act(obs, t)
@@ -269,7 +268,7 @@ def imagine(
         next_obs = torch.where(alive[:, None], inside, obs)
         task = outcome.reward.masked_fill(stopped, 0)
         terminated = alive & _terminates(ends, outcome, obs, action, next_obs)
-        reward = reward_function(obs, action, next_obs, task, terminated, first_step + t)
+        reward = reward_function(obs, action, next_obs, task, terminated, step + t)
         reward = reward.masked_fill(stopped, 0)
         if row_penalty is None:
             row_penalty = torch.zeros_like(reward)
@@ -296,7 +295,7 @@ def imagine(
     columns: dict[str, Any] = {}
     for name, value in transitions[0].items():
         columns[name] = None if value is None else torch.stack([row[name] for row in transitions])
-    steps = first_step + torch.arange(horizon, device=obs.device)[:, None]
+    steps = step + torch.arange(horizon, device=obs.device)[:, None]
     return Imagined(**columns, step=steps, diverged=diverged)
 
 

@@ -48,9 +48,8 @@ class TrueModel(Stateful):
 
         outcome = self._outcome(state, env_action)
         next_obs, task, terminated = map(to_tensor, outcome)
-        if not member_predictions:
-            return Predicted(next_obs, task, terminated)
-        return Predicted(next_obs, task, terminated, next_obs[None])
+        means = next_obs[None] if member_predictions else None
+        return Predicted(next_obs, task, terminated, means)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         return {}

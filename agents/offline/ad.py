@@ -82,7 +82,7 @@ class AD(StretchLoss, Cloning):
         tokens = torch.as_tensor(columns)
         self.net.fit(tokens)
         self._tokens = self.net.whiten(tokens.to(self.device))
-        self._actions = torch.as_tensor(action, device=self.device)
+        self._actions = self.tensor(action)
         stretches = []
         for start, end in zip(starts, ends):
             # A history that is shorter than the context is one stretch.
@@ -90,7 +90,7 @@ class AD(StretchLoss, Cloning):
             firsts = np.arange(start, last_first + 1)
             last = np.full(len(firsts), end - 1)
             stretches.append(np.stack([firsts, last], 1))
-        return torch.as_tensor(np.concatenate(stretches), device=self.device)
+        return self.tensor(np.concatenate(stretches))
 
     def _select_episodes(self, data: Transitions) -> Transitions:
         """Those of the histories that are kept, one of `every`; a ValueError if they are no histories."""
@@ -128,11 +128,11 @@ class AD(StretchLoss, Cloning):
             before = np.concatenate([state["action"], reward], 1)
             window = state["window"]
         token = np.concatenate([vector, starts[:, None], before], 1, dtype=np.float32)
-        whitened = self.net.whiten(torch.as_tensor(token, device=self.device))
+        whitened = self.net.whiten(self.tensor(token))
         window = np.concatenate([window, whitened[:, None].cpu()], 1)
         # What lies further back than the context is forgotten.
         window = window[:, -self.config.context :]
-        features = self.net(torch.as_tensor(window, device=self.device))
+        features = self.net(self.tensor(window))
         generator = None if deterministic else self._generator
         drawn = self.net.head.draw(features[:, -1], generator)
         action = self.own.decode(drawn.cpu().numpy())

@@ -148,7 +148,7 @@ class Cloning(IQL):
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """Whitened observations (M, D), the chunks that followed (M, H * A), and 1 for actions of the same episode."""
-        data = data[np.asarray(data.valid, bool)]
+        data = data[data.valid]
         if not data.shape[0]:
             raise ValueError("the data has no valid transition; give a recording")
         obs = torch.tensor(self.encoding.vector(data.obs))

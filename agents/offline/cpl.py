@@ -161,5 +161,4 @@ class CPL(IQL):
 
     def _to_segments(self, sides: list[np.ndarray]) -> Tensor:
         """Both sides of comparisons, (L, M, ...) each, as (M, 2, L, ...)."""
-        stacked = torch.from_numpy(np.stack(sides)).to(self.device)
-        return stacked.movedim(2, 0)
+        return self.tensor(np.stack(sides)).movedim(2, 0)

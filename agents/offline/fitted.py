@@ -36,8 +36,7 @@ ROWS_A_CALL = 10_000
 
 def fitted_value(policy: Predictor, data: Transitions, steps: int, gamma: float, seed: int = 0) -> float:
     """The discounted return from the first states of `data`, a batch (N,), by its task's rewards, after `steps`."""
-    is_valid = np.asarray(data.valid, bool)
-    data = data[is_valid]
+    data = data[data.valid]
     encoding = SpaceEncoding(policy.observation_space, policy.action_space)
     obs = _to_tensor(encoding.vector(data.obs))
     std, mean = torch.std_mean(obs, 0, correction=0)
@@ -54,10 +53,10 @@ def fitted_value(policy: Predictor, data: Transitions, steps: int, gamma: float,
     following = inputs(data.next_obs, next_action)
     reward = _to_tensor(data.reward)
     unit = float(reward.std()) or 1.0
-    continues = torch.from_numpy(~np.asarray(data.terminated, bool))
+    continues = torch.from_numpy(~data.terminated)
     discount = gamma * continues.float()
     q = _fit(recorded, reward / unit, discount, following, steps, gamma, seed)
-    is_first = np.asarray(data.step) == 0
+    is_first = data.step == 0
     if not is_first.any():
         is_first[:] = True
     starts = index_obs(data.obs, is_first)

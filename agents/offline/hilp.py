@@ -67,7 +67,7 @@ class HILP(IQL):
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """As in IQL, with room for z; and where phi lies before and after each transition."""
         self.phi = signal
-        data = data[np.asarray(data.valid, bool)]
+        data = data[data.valid]
         obs = self.own.vector(data.obs)
         next_obs = self.own.vector(data.next_obs)
         room = ((0, 0), (0, self.config.features))
@@ -77,8 +77,8 @@ class HILP(IQL):
         # z is read as it is.
         self.net.mean[self.own.obs_size :] = 0
         self.net.std[self.own.obs_size :] = 1
-        before = torch.from_numpy(self.phi(obs)).to(self.device)
-        after = torch.from_numpy(self.phi(next_obs)).to(self.device)
+        before = self.tensor(signal(obs))
+        after = self.tensor(signal(next_obs))
         # The deviation of r_z over uniform z; without any movement rewards are 0 in every unit.
         squared_distance = (after - before).square().sum(1)
         self.unit = float(squared_distance.mean().sqrt()) or 1.0

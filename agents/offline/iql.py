@@ -199,10 +199,7 @@ class IQL(Predictor):
         unused = vector.new_zeros(len(vector), self.encoding.action_size)
         outputs = net(vector, unused, PI)[0]
         chosen = self._choose(net.policy(outputs), deterministic)
-        action = chosen.cpu().numpy()
-        if self.discrete:
-            return action + self.encoding.action_space.start, None
-        return self.encoding.decode(action), None
+        return self.encoding.decode(chosen.cpu().numpy()), None
 
     def policy_layers(self) -> PolicyLayers:
         net = self.net
@@ -266,11 +263,10 @@ class IQL(Predictor):
     def _draw(self, steps: int) -> Tensor:
         """Rows of the table for so many minibatches, (steps, batch_size)."""
         assert self._rows is not None
-        shape = (steps, self.config.batch_size)
-        return draw_integers(self._generator, len(self._rows), *shape)
+        return draw_integers(self._generator, len(self._rows), steps, self.config.batch_size)
 
     def _refuse_diverged(self) -> None:
-        if not bool(self._flat.value.isfinite().all()):
+        if not self._flat.value.isfinite().all():
             rate = self.config.learning_rate
             raise FloatingPointError(f"{type(self).__name__} diverged; lower agent.learning_rate={rate}")
 
@@ -353,8 +349,7 @@ class IQL(Predictor):
         obs = torch.tensor(self.encoding.vector(data.obs))
         next_obs = torch.tensor(self.encoding.vector(data.next_obs))
         self.net.fit(torch.cat([obs, next_obs]), correction=1)
-        continues = ~np.asarray(data.terminated, bool)
-        numbers = np.stack([signal, continues], -1)
+        numbers = np.stack([signal, ~data.terminated], -1)
         action = self.encoding.encode(data.action)
         columns = [
             self.net.whiten(obs.to(self.device)),
@@ -375,7 +370,7 @@ class IQL(Predictor):
         wrong = np.sum(~np.isfinite(signal))
         if wrong:
             raise ValueError(f"{wrong} {what} are not finite; every transition needs a number")
-        valid = np.asarray(data.valid, bool)
+        valid = data.valid
         if not valid.any():
             raise ValueError("the data has no valid transition; give a recording")
         return signal[valid], data[valid]
@@ -389,13 +384,13 @@ class IQL(Predictor):
         return signal / deviation
 
     def _choose(self, outputs: Tensor, deterministic: bool) -> Tensor:
-        """Actions, as numbers or entries in [-1, 1], from what the policy gives."""
+        """Actions in [-1, 1], or numbers whose largest is the action, (B, A), from what the policy gives."""
         if deterministic:
-            return outputs.argmax(-1) if self.discrete else outputs
+            return outputs
         if self.discrete:
             # With Gumbel noise, -log of an exponential variable, the largest is a sample.
             waiting = torch.empty_like(outputs).exponential_(generator=self._generator)
-            return (outputs - waiting.clamp_(min=1e-30).log_()).argmax(-1)
+            return outputs - waiting.clamp_(min=1e-30).log_()
         noise = torch.empty_like(outputs).normal_(generator=self._generator)
         return outputs + self.net.deviation_log().exp() * noise
 

@@ -109,8 +109,7 @@ class RCSL(Cloning):
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.own.vector(obs)
         asks = self.asks
-        asked = asks["target"]
-        to_go = np.full((len(vector), 1), asked, np.float32)
+        to_go = np.full((len(vector), 1), asks["target"], np.float32)
         if state is not None:
             transition = np.concatenate([state["obs"], state["action"], vector], -1)
             x = self.tensor(transition)

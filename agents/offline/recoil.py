@@ -54,7 +54,7 @@ class ReCOIL(IQL):
             raise ValueError(f"{len(demos)} of {len(signal)} transitions are demonstrations; ReCOIL needs both kinds")
         # Half a minibatch is drawn from each: everything, and the demonstrations alone.
         everything = torch.arange(len(signal), device=self.device)
-        self._halves = [everything, torch.from_numpy(demos).to(self.device)]
+        self._halves = [everything, self.tensor(demos)]
         return signal
 
     def _draw(self, steps: int) -> Tensor:
@@ -104,7 +104,7 @@ class ReCOIL(IQL):
         with torch.no_grad():
             action = self._choose(net.policy(policy), False)
             if self.discrete:
-                action = one_hot(action, policy.shape[1]).to(obs)
+                action = one_hot(action.argmax(-1), policy.shape[1]).to(obs)
             else:
                 action = action.clamp(-1, 1)
         return net.q(net(obs, action, Q), action)

@@ -169,9 +169,9 @@ class WorldModel(BaseAgent):
         self.learner.generator.manual_seed(seed)
 
     def _act(self) -> Tensor:
-        seek = self.config.alpha_real > 0
-        obs = self.steps.obs
-        action, self.state = self._think(obs, self.steps.began, self.state, seek=seek)
+        observed = self._read(self.steps.obs)
+        began = self.tensor(self.steps.began)
+        action, self.state = self.learner.think(*observed, began, self.state, seek=self.config.alpha_real > 0)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
         # Before the first update actions are uniform: in [-1, 1], or one-hot at the largest of A random numbers.
@@ -179,10 +179,6 @@ class WorldModel(BaseAgent):
         if not self.encoding.discrete:
             return 2 * uniform - 1
         return one_hot_argmax(uniform)
-
-    def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False, seek: bool = False) -> Any:
-        vector, pixels = self._read(obs)
-        return self.learner.think(vector, pixels, self.tensor(began), state, deterministic, seek)
 
     def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, Pixels]:
         """Numbers (*leading axes, D) and images of observations."""
@@ -255,7 +251,7 @@ class WorldModel(BaseAgent):
         parts = self.learner.initial(len(starts))
         if state is not None:
             parts = map_values(self.tensor, state)
-        action, next_state = self._think(obs, starts, parts, deterministic)
+        action, next_state = self.learner.think(*self._read(obs), self.tensor(starts), parts, deterministic)
         memory = {name: part.cpu().numpy() for name, part in next_state.items()}
         return self.encoding.decode(action.cpu().numpy()), memory
 

@@ -263,7 +263,7 @@ class ImagActorCritic(Behaviour):
         features, action, reward, discount = self._roll_out(world, state, self.config.horizon)
         now = features[:-1]
         bounded = self._bound_action(action)
-        if self.config.measures_uncertainty and world.uncertainty is not None:
+        if world.uncertainty is not None:
             reward = world.uncertainty.penalize(reward, now, bounded)
         if self.config.empowerment_reward and world.empowerment is not None:
             # log q(a | s, s') - log pi(a | s), whose mean is a lower bound of the empowerment.

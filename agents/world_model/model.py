@@ -37,7 +37,7 @@ from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.uncertainty import Uncertainty
-from envs.transitions import map_obs
+from envs.transitions import index_obs, map_obs
 from lodestar.numerics.descent import Flat
 
 # Channels after the first convolution, and after the others.
@@ -145,7 +145,7 @@ class LatentModel(nn.Module):
         self.slow.load_state_dict(self._encoding_networks().state_dict())
 
     def encode(self, vector: Tensor, pixels: Pixels, slow: bool = False) -> Tensor:
-        """Latents (B, Z) of observations (B, D), for a cell without memory."""
+        """Latents (..., Z) of observations (..., D), for a cell without memory."""
         networks: Any = self.slow if slow and self.slow is not None else self._encoding_networks()
         embed = networks["encoder"](vector, pixels)
         return networks["cell"].encode(embed)
@@ -205,7 +205,7 @@ class LatentModel(nn.Module):
         config = self.config
         weight = seq.valid
         features = self.cell.features(states)
-        losses = self._heads(features, seq.action, seq.reward, seq.terminated, weight)
+        losses = self._heads(features, seq, weight)
         dyn, rep = self.cell.kl(stats)
         if self.budget is not None:
             losses["kl"] = self.budget(weighted_mean(dyn, weight), weighted_mean(rep, weight))
@@ -218,49 +218,41 @@ class LatentModel(nn.Module):
         """Losses of the latents, rewards and ends that are predicted from each first step, z (1, B, Z)."""
         config = self.config
         steps = config.unroll
-        later_z = self._encode_later_steps(seq, z)
-        encoded = torch.cat([z, later_z])
-        action = seq.action[:steps]
+        now = slice_steps(seq, 0, steps)
+        later = slice_steps(seq, 1, None)
+        with torch.no_grad():
+            # By the target copies where there are such.
+            later_z = self.encode(later.vector, later.pixels, slow=True)
+        next_z = later_z[:steps]
         latents = [z[0]]
-        for step_action in action:
+        for step_action in now.action:
             predicted = self.cell.step({"z": latents[-1]}, step_action)
             latents.append(predicted["z"])
         ahead = torch.stack(latents)
         # The next observation follows this step's action.
-        linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]
+        linked = now.valid & ~later.first[:steps]
         # A prediction counts while all steps before it are linked.
-        later_lives = linked[:-1] & seq.valid[1:steps]
-        lives = torch.cat([seq.valid[:1], later_lives]).cumprod(0)
+        later_lives = linked[:-1] & now.valid[1:]
+        lives = torch.cat([now.valid[:1], later_lives]).cumprod(0)
         powers = torch.arange(steps, device=z.device, dtype=z.dtype)
         decay = DECAY[config.behaviour] ** powers
         weight = lives * decay[:, None]
-        reward = seq.reward[:steps]
-        terminated = seq.terminated[:steps]
-        losses = self._heads(ahead[:-1], action, reward, terminated, weight)
-        difference = ahead[1:] - encoded[1 : steps + 1]
+        losses = self._heads(ahead[:-1], now, weight)
+        difference = ahead[1:] - next_z
         error = difference.square().mean(-1)
         consistency = weighted_mean(error, weight * linked)
         losses["consistency"] = config.consistency * consistency
         if joint is not None and config.value_weight:
-            value_loss = joint(seq, ahead, encoded, weight, linked)
+            value_loss = joint(now, ahead, next_z, weight, linked)
             losses["value"] = config.value_weight * value_loss
-        return losses, {"z": encoded}
+        return losses, {"z": torch.cat([z, later_z])}
 
-    @torch.no_grad()
-    def _encode_later_steps(self, seq: Sequences, z: Tensor) -> Tensor:
-        """Latents (L - 1, B, Z) of all steps but the first, by the target copies where there are such."""
-        later = slice_steps(seq, 1, None)
-        vector = later.vector.flatten(0, 1)
-        pixels = map_obs(lambda image: image.flatten(0, 1), later.pixels)
-        latents = self.encode(vector, pixels, slow=True)
-        return latents.view(-1, *z.shape[1:])
-
-    def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
+    def _heads(self, features: Tensor, seq: Sequences, weight: Tensor) -> Losses:
         """Losses of the reward head and of the head that predicts the end."""
-        both = torch.cat([features, action], -1)
-        rewards = self.head.loss(self.reward_net(both), reward)
+        both = torch.cat([features, seq.action], -1)
+        rewards = self.head.loss(self.reward_net(both), seq.reward)
         continues = self.end_net(both).squeeze(-1)
-        ends = F.binary_cross_entropy_with_logits(continues, 1 - terminated, reduction="none")
+        ends = F.binary_cross_entropy_with_logits(continues, 1 - seq.terminated, reduction="none")
         return {
             "reward": self.config.reward_weight * weighted_mean(rewards, weight),
             "continue": self.config.continue_weight * weighted_mean(ends, weight),
@@ -299,7 +291,7 @@ class LatentModel(nn.Module):
 
 def slice_steps(seq: Sequences, begin: int, end: int | None) -> Sequences:
     """Steps `begin` to `end` of all sequences."""
-    parts = map_obs(lambda x: x[begin:end], seq._asdict())
+    parts = index_obs(seq._asdict(), slice(begin, end))
     return Sequences(**parts)
 
 

@@ -99,25 +99,22 @@ class LatentMPC(Behaviour):
         )
         return action, {"plan": self.planner.mean}
 
-    def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
+    def value_loss(self, seq: Sequences, ahead: Tensor, next_z: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
         """Temporal-difference loss on latents predicted `ahead` (K + 1, B, Z), through which gradients reach the model.
 
-        `encoded` (L, B, Z) are detached, `weight` (K, B) of each step; `linked` bool (K, B): the next one follows.
+        `next_z` (K, B, Z) are those encoded after each of the steps of `seq` (K, B), detached, `weight` (K, B) of each
+        step; `linked` bool (K, B): the next one follows.
         """
-        steps = len(weight)
-        action = seq.action[:steps]
-        terminated = seq.terminated[:steps]
         with torch.no_grad():
-            next_z = encoded[1 : steps + 1]
             next_value = self._values(self.slow_q, next_z).amin(0)
-            discount = self.config.gamma * (1 - terminated)
-            target = seq.reward[:steps] + discount * next_value
-        inputs = torch.cat([ahead[:-1], action], -1)
+            discount = self.config.gamma * (1 - seq.terminated)
+            target = seq.reward + discount * next_value
+        inputs = torch.cat([ahead[:-1], seq.action], -1)
         logits = self.q(inputs.flatten(0, 1), generator=self.generator)
         losses = self.head.loss(logits, target.flatten())
         loss = losses.mean(0).view_as(target)
         # A step without its successor has no target, unless the episode ended there.
-        has_target = linked | (terminated > 0)
+        has_target = linked | (seq.terminated > 0)
         return weighted_mean(loss, weight * has_target)
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> Losses:

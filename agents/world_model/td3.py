@@ -26,7 +26,7 @@ from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour, one_hot_argmax
 from agents.world_model.model import LatentModel, Losses, weighted_mean
-from envs.transitions import map_obs
+from lodestar.mappings import take_rows
 from lodestar.numerics.descent import draw_integers, draw_normal, draw_uniform
 
 # Deviation of the noise on target actions, and where it is cut.
@@ -94,9 +94,7 @@ class LatentTD3(Behaviour):
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         z = state["z"]
-        noise = self.config.exploration
-        if deterministic:
-            noise = 0.0
+        noise = 0.0 if deterministic else self.config.exploration
         if not self.discrete:
             action = torch.tanh(self.policy(z))
             action = action + noise * draw_normal(self.generator, *action.shape)
@@ -125,7 +123,7 @@ class LatentTD3(Behaviour):
     def update(self, world: LatentModel, seq: Sequences) -> Losses:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
         with torch.no_grad():
-            pixels = map_obs(lambda image: image[0], seq.pixels)
+            pixels = take_rows(seq.pixels, 0)
             z = world.encode(seq.vector[0], pixels)
             target, known = self._value_targets(world, seq)
             zsa = joint_hidden(world.cell, z, seq.action[0])
@@ -153,7 +151,7 @@ class LatentTD3(Behaviour):
         )
         columns = torch.arange(len(total), device=total.device)
         next_vector = seq.vector[last, columns]
-        next_pixels = map_obs(lambda image: image[last, columns], seq.pixels)
+        next_pixels = take_rows(seq.pixels, (last, columns))
         next_z = world.encode(next_vector, next_pixels, slow=True)
         next_value = self._next_value(slow["cell"], next_z)
         target = total + discount * next_value * self.slow_scale

@@ -132,7 +132,7 @@ def learnable(
     key: str,
 ) -> Transitions:
     """The valid rows of the recording that `key` names, `in_spaces`; a ValueError if nothing can be learned from it."""
-    batch = batch[np.asarray(batch.valid, bool)]
+    batch = batch[batch.valid]
     try:
         batch = in_spaces(batch, observation_space, action_space, name)
     except ValueError as error:

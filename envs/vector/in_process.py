@@ -235,8 +235,7 @@ class Stepper:
         last_obs = index_obs(slots.obs, row)
         put(slots.final_obs, row, last_obs)
         slots.success[row] = 0
-        for name, value in slots.modalities.items():
-            slots.final_modalities[name][row] = value[row]
+        put(slots.final_modalities, row, index_obs(slots.modalities, row))
         put(slots.obs, row, obs)
         self._show(row, info)
 
@@ -249,8 +248,7 @@ class Stepper:
         slots.episode_return[row] = episode["r"]
         slots.episode_length[row] = episode["l"]
         slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
-        for name, value in slots.final_modalities.items():
-            value[row] = info[name]
+        put(slots.final_modalities, row, info)
 
     def _show(self, row: int, info: Info) -> str | None:
         """Write the modalities of a row; returns the text, which shared memory cannot hold."""

@@ -10,6 +10,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldLearner, WorldModel
 from agents.world_model.config import WorldModelConfig
+from agents.world_model.model import slice_steps
 from agents.world_model.td3 import joint_hidden
 
 SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}
@@ -90,7 +91,8 @@ def test_the_losses_of_reward_and_end_are_weighted_means_times_their_weights():
     z, action = torch.zeros(2, 2, 16), torch.zeros(2, 2, 2)
     torch.testing.assert_close(world.continues(z, action), torch.full((2, 2), 0.75))
     ended, weight = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.5], [0.5, 0.0]])
-    losses = world._heads(z, action, torch.randn(2, 2, generator=random()), ended, weight)
+    reward = torch.randn(2, 2, generator=random())
+    losses = world._heads(z, sequences()._replace(action=action, reward=reward, terminated=ended), weight)
     assert losses["continue"].item() == pytest.approx(-0.25 * (1.5 * np.log(3 / 4) + 0.5 * np.log(1 / 4)) / 2)
     bins = world.head.outputs  # at first all are equally likely, whatever the reward
     assert losses["reward"].item() == pytest.approx(0.5 * np.log(bins), rel=1e-5)
@@ -251,7 +253,7 @@ def test_targets_of_mpc_are_the_smaller_of_two_slow_critics_and_nothing_follows_
     behaviour.head.loss = lambda logits, target: told.update(target=target) or torch.zeros(5, *target.shape)
     seq.terminated[1, 0] = 1.0
     z = torch.zeros(6, 5, 16)
-    behaviour.value_loss(seq, z[:4], z, torch.ones(3, 5), torch.ones(3, 5) > 0)
+    behaviour.value_loss(slice_steps(seq, 0, 3), z[:4], z[1:4], torch.ones(3, 5), torch.ones(3, 5) > 0)
     expected = seq.reward[:3] + 0.5 * 20
     expected[1, 0] = seq.reward[1, 0]
     torch.testing.assert_close(told["target"].view(3, 5), expected)
