@@ -34,25 +34,21 @@ def from_ogbench(path: Path) -> Dataset:
     notes = []
     if "rewards" not in arrays:
         notes.append(f"{path} has no rewards: they are 0; learn from a judge, or imitate")
+    obs = arrays["observations"]
+    observation_space = spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
+    if obs.dtype == np.uint8:
+        observation_space = spaces.Box(0, 255, obs.shape[1:], np.uint8)
+    action = arrays["actions"]
+    action_space: spaces.Space = spaces.Box(-np.inf, np.inf, action.shape[1:])
+    if action.dtype.kind in "iu":
+        action_space = spaces.Discrete(int(action.max()) + 1)
     return Dataset(
         functools.partial(_episodes, arrays),
-        _observation_space(arrays["observations"]),
-        _action_space(arrays["actions"]),
+        observation_space,
+        action_space,
         about={"dataset": path.stem},
         notes=notes,
     )
-
-
-def _observation_space(obs: np.ndarray) -> spaces.Space:
-    if obs.dtype == np.uint8:
-        return spaces.Box(0, 255, obs.shape[1:], np.uint8)
-    return spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
-
-
-def _action_space(action: np.ndarray) -> spaces.Space:
-    if action.dtype.kind in "iu":
-        return spaces.Discrete(int(action.max()) + 1)
-    return spaces.Box(-np.inf, np.inf, action.shape[1:])
 
 
 def _episodes(arrays: dict[str, np.ndarray]) -> Iterator[StoredEpisode]:
