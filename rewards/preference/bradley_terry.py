@@ -229,9 +229,9 @@ class BradleyTerry(Sessions):
         one, two = self.draw_any(10 * queries if disputed else queries)
         if not disputed or not len(one):
             return one, two
-        rows, actions = self.read_pairs(self.segments.pick(one), self.segments.pick(two))
+        x = self.inputs_of(*self.read_pairs(self.segments.pick(one), self.segments.pick(two)))
         with torch.no_grad():
-            chance = torch.sigmoid(self._logits(self.inputs_of(rows, actions))).cpu().numpy()
+            chance = torch.sigmoid(self._logits(x)).cpu().numpy()
         most_disputed = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
         return one[most_disputed], two[most_disputed]
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import ArrayLike
 
 from envs.driving.vehicle import VEHICLE
 from envs.transitions import Transitions
@@ -76,14 +75,16 @@ class Scripted(Stateful, SegmentJudge):
         return ["labels are synthetic: a scripted judge compares the task's own rewards, no person and no model does"]
 
 
-def lexicographic_preference(first: np.ndarray, second: np.ndarray, margins: ArrayLike, signs: ArrayLike) -> np.ndarray:
+def lexicographic_preference(
+    first: np.ndarray, second: np.ndarray, margins: np.ndarray, signs: np.ndarray
+) -> np.ndarray:
     """HERON's comparison: the most important signal that differs by more than its margin decides.
 
     Signals are (B, K), the most important first; margins (K,), at least 0, in their units; signs (K,) +1 where more is
     better, -1 where less is. Returns float32 (B,): 1 where the second is better, 0 where the first is, 0.5 for neither.
     """
-    gap = (np.asarray(second) - np.asarray(first)) * np.asarray(signs)
-    differs = np.abs(gap) > np.asarray(margins)
+    gap = (second - first) * signs
+    differs = np.abs(gap) > margins
     # The first signal that differs, column 0 if none does.
     decisive = differs.argmax(axis=1)[:, None]
     label = (np.take_along_axis(gap, decisive, axis=1)[:, 0] > 0).astype(np.float32)

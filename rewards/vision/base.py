@@ -15,7 +15,7 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig, Scored, valid_rows
 from rewards.vision.encoder import shared_encoder
 from rewards.vision.load import LODESTAR, TIMM, UNTRAINED, no_words
 from rewards.vision.pictures import goal_frames, is_picture_goal
@@ -112,8 +112,7 @@ class Vision(Reward):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Count frames that show nothing (`blank`, their share since the last update); ValueError if all do."""
-        flat = batch.flatten()
-        rows = self.frame_embeddings(flat)[flat.valid]
+        rows = self.frame_embeddings(valid_rows(batch))
         if not len(rows):
             return {}
         return self.learn(rows[is_nonzero(rows)], len(rows))

@@ -374,9 +374,7 @@ class ScoredWindows:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.now = int(state["now"])
-        names = np.asarray(state["names"]).tolist()
-        values = np.asarray(state["values"]).tolist()
-        self.table = dict(zip(names, values))
+        self.table = dict(zip(state["names"].tolist(), state["values"].tolist()))
 
 
 class Frames:

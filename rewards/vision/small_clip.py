@@ -18,7 +18,7 @@ import re
 import string
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -285,12 +285,11 @@ class Tokenizer:
         self._ranks = dict(zip(merges, itertools.count()))
         # The vocabulary: letters, letters that end a word, then the merges; start and end come last.
         letters = list(self._letters.values())
-        names = letters + [letter + "</w>" for letter in letters]
-        names += list(map("".join, merges))
+        names = [*letters, *(letter + "</w>" for letter in letters), *map("".join, merges)]
         self._codes = dict(zip(names, itertools.count()))
         self._start_code = len(names)
         self._end_code = len(names) + 1
-        self._word_codes = lru_cache(maxsize=None)(self._split_word)
+        self._word_codes = cache(self._split_word)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without its start and its end."""

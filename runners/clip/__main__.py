@@ -17,8 +17,8 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
+from rewards.vision.training.lexicon import SYNONYMS
 from rewards.vision.training.sentences import Synonyms, make_lexicon
-from rewards.vision.training.templates import SYNONYMS
 from runners.cli.command import Command
 from runners.clip.config import ClipTraining
 from runners.run.config import UsageError

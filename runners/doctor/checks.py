@@ -149,8 +149,8 @@ def requirement_findings(*requirements: str) -> Iterator[Finding]:
             importlib.import_module(module_of(name))
             installed = metadata.version(name)
         except Exception as error:
-            words = " ".join(str(error).split())[:200]
-            yield Finding(name, "missing", f"{type(error).__name__}: {words}", install(line))
+            words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            yield Finding(name, "missing", words, install(line))
             continue
         words = f"{installed}, {time.perf_counter() - begin:.1f} s"
         fix = ""

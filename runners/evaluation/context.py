@@ -48,4 +48,4 @@ def play_tasks(
             lengths[played[rows], rows] += 1
             begins = terminated | truncated
             played += begins
-    return [Scores(returns[index].tolist(), lengths[index].tolist(), actions="sampled") for index in range(episodes)]
+    return [Scores(*lists, actions="sampled") for lists in zip(returns.tolist(), lengths.tolist())]

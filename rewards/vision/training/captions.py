@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rewards.vision.training.lexicon import Attribute, Lexicon, States, SubjectNames
-from rewards.vision.training.templates import (
+from rewards.vision.training.lexicon import (
     NEGATIONS,
     NEGATIONS_HELD_OUT,
     PAIRS,
     TEMPLATES,
     TEMPLATES_HELD_OUT,
     THINGS,
+    Attribute,
+    Lexicon,
+    States,
+    SubjectNames,
 )
 
 

@@ -10,16 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from envs.render import frame
-from lodestar.mappings import take_rows
-from rewards.vision.training.templates import QUALITIES, THINGS
+from lodestar.mappings import map_values, take_rows
 
+# Sentence frames, other topics and synonyms: the part of the captions that is the same for every world.
+_LISTS = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf8"))
+# Word -> others for it, the last of which is held out of training.
+SYNONYMS: dict[str, tuple[str, ...]] = map_values(tuple, _LISTS.pop("synonyms"))
+_PHRASES: dict[str, tuple[str, ...]] = map_values(tuple, _LISTS)
+# {s} subject, {p} predicate, {t} where it is
+TEMPLATES = _PHRASES["templates"]
+TEMPLATES_HELD_OUT = _PHRASES["templates_held_out"]
+NEGATIONS = _PHRASES["negations"]
+NEGATIONS_HELD_OUT = _PHRASES["negations_held_out"]
+PAIRS = _PHRASES["pairs"]
+THINGS = _PHRASES["things"]
+QUALITIES = _PHRASES["qualities"]
 # An environment that stands in some state, and the facts of that state.
 Scene = tuple[Any, Mapping[str, float]]
+
+
+def phrases(text: str) -> tuple[str, ...]:
+    """A list written as one text, separated by commas."""
+    return tuple(text.split(", "))
 
 
 @dataclass(frozen=True)

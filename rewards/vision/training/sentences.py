@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from operator import methodcaller
 
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
-from rewards.vision.training.templates import QUALITIES, THINGS
+from rewards.vision.training.lexicon import QUALITIES, THINGS, Attribute, Lexicon, Scene, SubjectNames, World
 from rewards.vision.training.words import letters
 
 # Where the predicate of a sentence without a verb begins.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rewards.vision.training import templates
-from rewards.vision.training.lexicon import Lexicon
+from rewards.vision.training.lexicon import NEGATIONS, PAIRS, TEMPLATES, Lexicon
 
 
 def letters(text: str) -> list[str]:
@@ -21,7 +20,7 @@ def letters(text: str) -> list[str]:
 
 def training_words(lexicon: Lexicon) -> list[str]:
     """Every word that a training caption may hold, sorted."""
-    texts = [*templates.TEMPLATES, *templates.NEGATIONS, *templates.PAIRS]
+    texts = [*TEMPLATES, *NEGATIONS, *PAIRS]
     texts += [*lexicon.things, *lexicon.qualities]
     for attribute in lexicon.attributes.values():
         texts += attribute.said

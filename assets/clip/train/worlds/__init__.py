@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.vision.training.lexicon import Lexicon
+from rewards.vision.training.lexicon import QUALITIES, THINGS, Lexicon, phrases
 from rewards.vision.training.model import Tower
-from rewards.vision.training.templates import QUALITIES, THINGS, phrases
 
 
 @dataclass(frozen=True)

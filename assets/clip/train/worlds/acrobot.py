@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import bump, step, turn
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
-from rewards.vision.training.templates import phrases
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World, phrases
 
 ACROBOT = "Acrobot"
 

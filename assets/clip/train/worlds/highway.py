@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import bump, fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
-from rewards.vision.training.templates import phrases
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World, phrases
 
 HIGHWAY, RACING = "highway", "CarRacing"  # a car of no colour may be either's
 MANY = 10  # cars in a full picture

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
-from rewards.vision.training.templates import phrases
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World, phrases
 
 GRID = "MiniGrid"
 # How often an id is drawn. Small grids more often: in the large ones a cell has only 4 to 6 pixels.

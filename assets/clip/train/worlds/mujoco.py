@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import near, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
-from rewards.vision.training.templates import phrases
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World, phrases
 
 CHEETAH, HOPPER, WALKER, HUMANOID = "HalfCheetah", "Hopper", "Walker2d", "Humanoid"
 STANDING = {CHEETAH: 0.65, HOPPER: 1.25, WALKER: 1.25, HUMANOID: 1.3}  # height of the torso, m

@@ -13,8 +13,7 @@ import numpy as np
 
 from assets.clip.train.worlds.highway import HIGHWAY, RACING
 from assets.clip.train.worlds.shapes import bump, fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
-from rewards.vision.training.templates import phrases
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World, phrases
 
 TURN_AHEAD = 9  # tiles of 3.5 m
 
