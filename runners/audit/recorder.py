@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lodestar.files import make_folder
+from runners.run.config import Values
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, Alarm, CSVLog
 
 RETURN_WINDOW_EPISODES = 100
@@ -111,7 +112,7 @@ class Recorder:
         """A row of the log about the steps since the last one."""
         if not self._since_row:
             return
-        values: dict[str, Any] = self.measure() if self.measure else stream_metrics(self._since_row)
+        values: Values = self.measure() if self.measure else stream_metrics(self._since_row)
         # A buffer whose rewards have just learned has nothing to measure before the next step.
         if not values:
             return
@@ -147,7 +148,7 @@ class Recorder:
             writer.close()
 
 
-def stream_metrics(steps: list[AuditedStep]) -> dict[str, Any]:
+def stream_metrics(steps: list[AuditedStep]) -> Values:
     """Mean, share of the absolute reward and correlation with the task, by tag, of each stream over these steps.
 
     Their `reward` is known.
@@ -155,7 +156,7 @@ def stream_metrics(steps: list[AuditedStep]) -> dict[str, Any]:
     valid = np.concatenate([step.valid for step in steps])
     task = np.concatenate([step.task for step in steps])[valid]
     total = np.concatenate([np.asarray(step.reward) for step in steps])[valid]
-    metrics: dict[str, Any] = {"reward/total": float(total.mean()) if len(total) else 0.0}
+    metrics: Values = {"reward/total": float(total.mean()) if len(total) else 0.0}
     parts = {}
     for name in steps[0].streams:
         parts[name] = np.concatenate([step.streams[name] for step in steps])[valid]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lodestar.files import read_json
-from runners.run.config import UsageError
+from runners.run.config import TextValues, UsageError
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
 SOUND = "sound"
@@ -226,7 +226,7 @@ def _add_control(verdict: Verdict) -> None:
             verdict.control_name = f"the {name}"
 
 
-def _summarize_streams(rows: list[dict[str, str]]) -> list[StreamSummary]:
+def _summarize_streams(rows: list[TextValues]) -> list[StreamSummary]:
     tags = dict.fromkeys(itertools.chain(*rows))
     last = _count_final(len(rows))
     summaries = []
@@ -240,7 +240,7 @@ def _summarize_streams(rows: list[dict[str, str]]) -> list[StreamSummary]:
     return summaries
 
 
-def _mean_of(rows: list[dict[str, str]], tag: str) -> float:
+def _mean_of(rows: list[TextValues], tag: str) -> float:
     values = [float(row[tag]) for row in rows if row.get(tag)]
     return float(np.mean(values)) if values else math.nan
 

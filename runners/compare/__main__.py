@@ -32,7 +32,7 @@ from runners.cli.compose import compose as compose_run
 from runners.cli.compose import load_name
 from runners.run.build import keep_freed_memory
 from runners.run.checkpoint import write_atomically
-from runners.run.config import TrainConfig, UsageError, describe_unknown
+from runners.run.config import TrainConfig, UsageError, Values, describe_unknown
 from runners.run.value import literals
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CompareConfig(Settings):
     horizon: int = setting(0, "also how far one must look ahead to solve the task under the reward, up to K", ">= 0")
     solved: float | None = setting(None, "task return that counts as solved there; the environment's own success")
     warm: int | None = setting(None, "passes of `update` over the transitions; until a goal reward is ready", ">= 0")
-    recordings: dict[str, Any] = setting(
+    recordings: Values = setting(
         {},
         "instead: recordings with frames, {success: FILE, partial: FILE, failed: FILE}, or such by sentence",
     )

@@ -47,7 +47,7 @@ from runners.compare import finite
 from runners.compare.candidate import GAMMA, Candidate, Card
 from runners.compare.epic import FITTED, epic
 from runners.compare.sample import FiniteMDP, Sample, load_or_enumerate
-from runners.run.config import UsageError, flatten
+from runners.run.config import UsageError, Values, flatten
 
 USABLE = "usable"
 WEAK = "weak"
@@ -392,7 +392,7 @@ def effective_horizon(
     solved: float | None,
     reward: Reward | None = None,
     config: RewardConfig | None = None,
-    options: dict[str, Any] | None = None,
+    options: Values | None = None,
 ) -> EffectiveHorizon:
     """The least look-ahead, up to k, that solves `env` under a reward: a bonus beside the task, a goal alone.
 
@@ -400,7 +400,7 @@ def effective_horizon(
     own; `config` has its weight and shape. A UsageError where actions are not discrete, or states cannot be copied.
     """
     scorer = None
-    modalities: dict[str, Any] = {}
+    modalities: Values = {}
     if reward is not None:
         scorer = _mix(reward, config)
         modalities["frame_size"] = scorer.frame_size

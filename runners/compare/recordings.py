@@ -26,7 +26,7 @@ from rewards.base import RewardConfig
 from rewards.compare import kendall, spearman
 from rewards.mix.mix import Stream
 from runners.compare.candidate import GAMMA, bare_config
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 
 # From the worst to the best.
 OUTCOMES = ("failed", "partial", "success")
@@ -118,7 +118,7 @@ def _embed(stream: Stream, batch: Transitions) -> Transitions:
     return batch.replace(frame=None, obs_frame=None, extras=extras)
 
 
-def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:
+def measure(scored: list[ScoredEpisode], threshold: float) -> Values:
     """The four numbers; NaN, or no table, where the files do not show what one needs."""
     own = [episode for episode in scored if episode.task == episode.instruction]
     alignments = []
@@ -134,7 +134,7 @@ def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:
         ranking = kendall(*map(np.array, zip(*of_task)))
         if np.isfinite(ranking):
             rankings.append(ranking)
-    report: dict[str, Any] = {
+    report: Values = {
         "alignment": _mean(alignments),
         "ranking": _mean(rankings),
         "threshold": threshold,
@@ -167,7 +167,7 @@ def _mean(values: list[Any]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def lines(name: str, report: dict[str, Any]) -> list[str]:
+def lines(name: str, report: Values) -> list[str]:
     """What is printed."""
     counts = [f"{report[f'episodes_{outcome}']} {outcome}" for outcome in reversed(OUTCOMES)]
     rows = [

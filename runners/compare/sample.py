@@ -11,7 +11,6 @@ command about the same environment costs no rendering. `enumerate_mdp` visits ev
 
 import dataclasses
 import functools
-import hashlib
 import json
 import re
 import time
@@ -38,7 +37,8 @@ from lodestar.files import make_parent
 from rewards.adapters.guided import guides
 from runners.evaluate import policy
 from runners.run.build import load_run
-from runners.run.config import UsageError
+from runners.run.checkpoint import digest
+from runners.run.config import UsageError, Values
 
 SOURCES = ("scattered", "random policy", "trained policy", "landscape")
 SCATTERED, RANDOM_POLICY, TRAINED_POLICY, LANDSCAPE = range(4)
@@ -54,7 +54,7 @@ class SampleSpec:
     """What to sample; equal specs give equal rows."""
 
     env: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Values = field(default_factory=dict)
     # Rows, those of the landscape not counted.
     frames: int = 2000
     seed: int = 0
@@ -70,8 +70,7 @@ class SampleSpec:
     @property
     def key(self) -> str:
         """Equal for equal samples; names the file that keeps them."""
-        values = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(values.encode()).hexdigest()[:16]
+        return digest(dataclasses.asdict(self))[:16]
 
     @property
     def folder(self) -> Path:
@@ -118,7 +117,7 @@ class Sample:
         return self.batch.extras["blank"]
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Values:
         """What a file keeps beside the rows."""
         return {"seconds": self.seconds, "axis": self.axis, "proportion": self.proportion}
 
@@ -229,7 +228,7 @@ class _Sampler:
         self.rng = np.random.default_rng(spec.seed)
         self.cursor = Cursor(1)
         # What captions remember of the episode.
-        self.memory: dict[str, Any] = {}
+        self.memory: Values = {}
         self.rows: list[Transitions] = []
         # Whether the last frame had one single colour.
         self.is_blank = False

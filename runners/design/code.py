@@ -34,7 +34,7 @@ from runners.offline import load
 from runners.report.read import ALARM
 from runners.report.statistics import aggregate, iqm
 from runners.run.checkpoint import versions, write_atomically, write_json
-from runners.run.config import UsageError
+from runners.run.config import TextValues, UsageError
 from runners.run.exits import Signals
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, read_csv
 from runners.sweep.config import begin
@@ -49,7 +49,7 @@ CHECK_TIMEOUT_S = 2.0
 TASK_ARM = {"reward": "task"}
 
 # Name of an arm -> what its runs are given.
-Arms = dict[str, dict[str, str]]
+Arms = dict[str, TextValues]
 
 
 @dataclass
@@ -243,7 +243,7 @@ def next_brief(
     )
 
 
-def table(rows: list[dict[str, str]], names: list[str]) -> str:
+def table(rows: list[TextValues], names: list[str]) -> str:
     """Components, their sum over an episode and the task's return at moments of a training, with their ranges."""
     titles = {f"code/{name}": name for name in names}
     titles |= {LEARNED_RETURN: "sum over an episode", TASK_RETURN: "task's return of an episode"}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lodestar.settings import setting
-from runners.run.config import UsageError
+from runners.run.config import UsageError, Values
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import folder_name
 from runners.sweep.job import Job
@@ -22,7 +22,7 @@ class DesignConfig(JobsConfig):
     task: str = setting("", "code: what the task is, for a model: a sentence or more")
     describe: str = setting("", "code: the numbers of obs and action, for a model; auto, cartpole, or your words")
     judge: str = setting("recorded", "code: who writes it", "openai | recorded | random")
-    judge_options: dict[str, Any] = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
+    judge_options: Values = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
     rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", ">= 1")
     candidates: int = setting(4, "code: proposals in a round", ">= 1")
     seeds: int = setting(1, "code: runs of each candidate, with seeds 1000, 1001, ...", ">= 1")
@@ -59,7 +59,7 @@ class DesignConfig(JobsConfig):
             changes[f"reward.{reward}.{key}"] = value
         return self.job(self.folder, name, self.argv, {**changes, "seed": seed})
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> Values:
         """What must be the same for a search to continue in its folder; more rounds and other comments may come."""
         free = {*JobsConfig.__dataclass_fields__, "rounds", "comment", "finalists", "test_seeds"}
         fixed = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in free}

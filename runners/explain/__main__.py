@@ -28,6 +28,7 @@ from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.run.build import Trained, load_run
 from runners.run.checkpoint import write_json
+from runners.run.config import Values
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -55,7 +56,7 @@ class ExplainConfig(Settings):
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
 
-def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, Any]:
+def explain(config: ExplainConfig, trained: Trained | None = None) -> Values:
     """Play, measure, write both files; returns what is in explain.json."""
     if trained is None:
         trained = load_run(Path(config.run), config.trust, config.checkpoint)
@@ -75,7 +76,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     policy_view = view(trained.model, run.agent_name)
     with closing(open_env(run, trained.mix, drawn, tuple(infos))) as env:
         played = episodes.play(trained, policy_view, env, config.episodes, config.steps, config.seed)
-        summary: dict[str, Any] = {
+        summary: Values = {
             "env": run.env_label,
             "agent": run.agent_name,
             "reward": run.rewards,
@@ -113,9 +114,7 @@ def _has_several_streams(played: "PlayedRows") -> bool:
     return len(list(filter(None, played.weights.values()))) > 1
 
 
-def of_streams(
-    view: "PolicyView", played: "PlayedRows", env: Any, gae_lambda: float, seed: int, mix: "Mix"
-) -> dict[str, Any]:
+def of_streams(view: "PolicyView", played: "PlayedRows", env: Any, gae_lambda: float, seed: int, mix: "Mix") -> Values:
     """What streams contribute and want, and the moments to look at, as plain data."""
     from runners.explain import measures
 
@@ -158,7 +157,7 @@ def of_streams(
     return summary
 
 
-def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
+def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float], env: Any) -> Values:
     """A row as plain data: the state in which it acts, or the one after it (`later` = 1)."""
     episode = int(played.episode[row])
     time = int(row - played.episode_bounds[episode]) + later
@@ -171,7 +170,7 @@ def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float]
     return {"moment": [episode, time], "numbers": numbers, "action": words, "text": text}
 
 
-def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> dict[str, Any]:
+def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> Values:
     """What it reads, most first, what its own trees ask about, and what imitates it; empty for none."""
     from agents.networks.actor_critic import Inputs
     from runners.explain import formula, reading

@@ -33,7 +33,7 @@ from runners.cli.command import Command
 from runners.record import noisy_policy
 from runners.run.build import Trained, load_run
 from runners.run.checkpoint import versions
-from runners.run.config import UsageError, to_dict
+from runners.run.config import UsageError, Values, to_dict
 from runners.run.folder import EXPORTED, STATUS, read_status
 from runners.run.policies import from_file
 
@@ -66,7 +66,7 @@ class ExportConfig(Settings):
     checkpoint: str = setting("", "environment steps of the checkpoint to export, or best; the newest")
     out: str = setting("", "folder; export, in the run's folder or beside the file")
     env: str = setting("", "for a file of runners.offline: the environment's id")
-    env_options: dict[str, Any] = setting({}, "its options, as in env.sticky=0.25")
+    env_options: Values = setting({}, "its options, as in env.sticky=0.25")
     seed: int = setting(0, "of the observations", ">= 0")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
@@ -204,7 +204,7 @@ def observations(env: Any, model: Any, seed: int) -> tuple[Any, Any]:
 
 
 def write_formats(
-    policy: "Policy", model: Any, about: dict[str, Any], format: str, folder: Path, obs: Any, mask: Any
+    policy: "Policy", model: Any, about: Values, format: str, folder: Path, obs: Any, mask: Any
 ) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
     masks = {} if mask is None else {"mask": mask}
@@ -235,7 +235,7 @@ def write_onnx(policy: "Policy", path: Path) -> None:
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     # `forward` has one argument, *observed, so that the shapes of its members stand in a tuple of their own.
     input_shapes = tuple({0: batch} for _ in example)
-    options: dict[str, Any] = {
+    options: Values = {
         "input_names": policy.names,
         "output_names": ["action"],
         "dynamic_shapes": (input_shapes,),
@@ -284,7 +284,7 @@ def compare_actions(name: str, actions: np.ndarray, expected: Any) -> str:
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
 
 
-def describe_subject(subject: Subject, env: Any) -> dict[str, Any]:
+def describe_subject(subject: Subject, env: Any) -> Values:
     """What policy.json holds beside the policy: plain data without paths and addresses."""
     from runners.export.card import remove_paths
 

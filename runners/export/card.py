@@ -19,7 +19,7 @@ from runners.cli.command import argument_text, changes_from_defaults
 from runners.evaluate import table
 from runners.run import checkpoint
 from runners.run.build import Trained, load_checkpoint
-from runners.run.config import TrainConfig, assignments, sources, to_dict
+from runners.run.config import TrainConfig, Values, assignments, sources, to_dict
 from runners.run.folder import EXPORTED, STATUS
 
 # The command line of the card shows these by themselves.
@@ -121,7 +121,7 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
     )
 
 
-def _join_versions(versions: dict[str, Any]) -> str:
+def _join_versions(versions: Values) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
@@ -134,7 +134,7 @@ def write_small(folder: Path, run: Path, trained: Trained, at: str = "") -> None
     import yaml
 
     state, step = load_checkpoint(run, at)
-    agent_state: dict[str, Any] = {}
+    agent_state: Values = {}
     # An agent of the user's own may lack the method; then its module `policy` is what acts.
     paths = ["modules.policy"]
     if hasattr(trained.model, "weights"):

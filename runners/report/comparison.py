@@ -18,7 +18,7 @@ import numpy as np
 from runners.cli.command import argument_text
 from runners.report import statistics
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
-from runners.run.config import MANAGEMENT
+from runners.run.config import MANAGEMENT, Values
 
 # Keys of a configuration that make no arm of their own.
 ARMLESS_KEYS = {"env", "seed", "device", "num_threads"} | MANAGEMENT
@@ -137,7 +137,7 @@ def _make_arms(runs: Sequence[Run]) -> list[Arm]:
 def _differing_keys(runs: list[Run]) -> list[str]:
     """Keys that make arms and whose values differ between runs of one task."""
     differing = set()
-    first_configs: dict[str, dict[str, Any]] = {}
+    first_configs: dict[str, Values] = {}
     for run in runs:
         first = first_configs.setdefault(run.task, run.config)
         for key in first.keys() | run.config.keys():
@@ -247,13 +247,13 @@ def score(run: Run, by_evaluation: bool) -> float:
     return float(values[steps >= (1 - SCORED_TAIL) * steps[-1]].mean())
 
 
-def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
+def configurations(data: Comparison) -> dict[str, Values]:
     """Settings, sorted into three groups.
 
     "shared" by all runs: key -> value. "differing" between runs, and "own": of some arms only, with
     one value: key -> arm -> value. Several values of an arm are joined by " | ".
     """
-    groups: dict[str, dict[str, Any]] = {"shared": {}, "differing": {}, "own": {}}
+    groups: dict[str, Values] = {"shared": {}, "differing": {}, "own": {}}
     keys: set[str] = set()
     for run in data.own:
         keys.update(run.config)

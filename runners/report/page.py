@@ -19,6 +19,7 @@ from runners.report.job_log import Entry
 from runners.report.numbers import ALL_TASKS, MIN_BASELINE_LEAD, NAN, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
+from runners.run.config import Values
 from runners.run.folder import LIMIT, mean_costs
 from runners.run.output import clock
 
@@ -258,8 +259,8 @@ def scales(numbers: Numbers) -> list[str]:
     return lines + list(map("Left out: {}.".format, numbers.left_out))
 
 
-def _figures(numbers: Numbers, bands: Bands, points: int) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _figures(numbers: Numbers, bands: Bands, points: int) -> Values:
+    values: Values = {}
     with matplotlib.rc_context(plots.STYLE):
         shares, values["shares_left"] = plots.shares(numbers.data, points)
         truth, values["truth_left"] = plots.truth(numbers, points)
@@ -415,7 +416,7 @@ def _config_texts(data: Comparison) -> list[tuple[str, str]]:
     return texts
 
 
-def _videos(numbers: Numbers) -> dict[str, Any]:
+def _videos(numbers: Numbers) -> Values:
     """One video a cell as long as the budget lasts; names of cells whose video is left out."""
     videos = []
     left_out = []
@@ -481,7 +482,7 @@ def _player_ratio(content: bytes) -> float:
     return round(width / (height + CONTROLS_OF_WIDTH * width), 4)
 
 
-def _provenance(data: Comparison) -> dict[str, Any]:
+def _provenance(data: Comparison) -> Values:
     """Versions, machines, times and commands, and a line for each run."""
     packages = defaultdict(set)
     hosts = set()

@@ -28,7 +28,7 @@ import numpy as np
 from lodestar.files import open_text_file, read_text
 from lodestar.mappings import map_values
 from runners.report.job_log import Entry, replay
-from runners.run.config import UsageError, assignments, flatten, read
+from runners.run.config import UsageError, Values, assignments, flatten, read
 from runners.run.folder import read_status
 from runners.run.judged import no_label_sentences
 
@@ -83,13 +83,13 @@ class Run:
     reward: str
     agent: str
     seed: int | None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Values = field(default_factory=dict)
     folder: Path | None = None
     steps: np.ndarray = field(default_factory=lambda: np.zeros(0))
     table: dict[str, np.ndarray] = field(default_factory=dict)
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, Values] = field(default_factory=dict)
+    status: Values = field(default_factory=dict)
+    versions: Values = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     text: str = ""
     control: bool = False
@@ -286,7 +286,7 @@ def _read_versions(run: Run, path: Path) -> None:
     run.versions = map_values(str, json.loads(read_text(path)))
 
 
-def possible_returns(scores: dict[str, Any]) -> tuple[float, float]:
+def possible_returns(scores: Values) -> tuple[float, float]:
     """The lowest and the highest possible task return in result.json; infinite where unknown."""
     results = scores.get("this run")
     ends = results.get("task_return_possible") if isinstance(results, dict) else None

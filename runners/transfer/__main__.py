@@ -15,7 +15,6 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from runners.evaluate import limits_of, play, policy
 from runners.report.statistics import aggregate
 from runners.run.build import load_run
 from runners.run.checkpoint import versions, write_atomically, write_json
-from runners.run.config import UsageError, read, to_dict
+from runners.run.config import UsageError, Values, read, to_dict
 from runners.run.exits import Signals
 from runners.run.value import is_number, literals, replace_arguments, split
 from runners.run.value import read as read_value
@@ -88,7 +87,7 @@ class TransferConfig(JobsConfig):
         name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}-{'-'.join(grids)}"
         self.folder = Path(self.root) / "transfer" / folder_name(self.name or name)
 
-    def options(self, task: int) -> dict[str, Any]:
+    def options(self, task: int) -> Values:
         """The environment's options in a task."""
         return {key.removeprefix(ENV): value for key, value in zip(self.keys, self.tasks[task])}
 
@@ -97,7 +96,7 @@ class TransferConfig(JobsConfig):
         changes = {**dict(zip(self.keys, self.tasks[task])), "seed": seed}
         return self.job(self.folder, f"jobs/{folder_name(self.labels[task])}/s{seed}", self.argv, changes)
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> Values:
         """What must be the same to continue in this folder; the budget may be raised."""
         return {"argv": list(self.argv), "keys": self.keys, "tasks": self.tasks, "episodes": self.episodes}
 
@@ -164,7 +163,7 @@ def _stack_returns(rows: Returns, sources: list[int]) -> np.ndarray:
     return np.array([rows[source] for source in sources])
 
 
-def summary(config: TransferConfig, orders: dict[str, list[int]], rows: Returns) -> dict[str, Any]:
+def summary(config: TransferConfig, orders: dict[str, list[int]], rows: Returns) -> Values:
     """All results, as plain data: `orders` are method -> sources in order."""
     labels = {}
     generalised = {}
@@ -197,7 +196,7 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: Returns)
     return results
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Values) -> str:
     """The summary as text."""
     tasks = len(results["tasks"])
     budget = results["budget"]
@@ -227,7 +226,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(config: TransferConfig, results: dict[str, Any], rows: Returns) -> Path:
+def write(config: TransferConfig, results: Values, rows: Returns) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
     write_json(config.folder / "transfer.json", {"command": config.command("runners.transfer"), **results})
     with replacing(config.folder / "matrix.csv") as temporary, temporary.open("w", newline="") as file:
@@ -239,7 +238,7 @@ def write(config: TransferConfig, results: dict[str, Any], rows: Returns) -> Pat
     return draw(config, results, rows)
 
 
-def draw(config: TransferConfig, results: dict[str, Any], rows: Returns) -> Path:
+def draw(config: TransferConfig, results: Values, rows: Returns) -> Path:
     """The transfers, a row a source with its place in the order, and what they add up to."""
     from matplotlib.figure import Figure
 
