@@ -37,8 +37,9 @@ MAX_COMMAND_CHARACTERS = 2000
 MIN_CONCLUSIVE_SEEDS = 5
 DASH = "–"
 
-# The cells of a line.
+# The cells of a line, and its lines.
 TableRow = tuple[Any, ...]
+Table = list[TableRow]
 
 
 def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -> Path:
@@ -276,13 +277,13 @@ def _figures(numbers: Numbers, bands: Bands, points: int) -> Values:
     return values
 
 
-def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
+def _score_rows(numbers: Numbers, task: str) -> Table:
     """A task's rows of the main table.
 
     Columns: name, whether it is printed pale, value, interval, seeds, value by its mode, success,
     normalised value, difference to the baseline.
     """
-    rows: list[TableRow] = []
+    rows: Table = []
     scale = numbers.scales[task]
     for row in numbers.find("final", task=task):
         published = row.arm in numbers.data.published_arms
@@ -319,7 +320,7 @@ def _percentage(share: float) -> str:
     return f"{share:.0%}"
 
 
-def _overall_rows(numbers: Numbers) -> list[TableRow]:
+def _overall_rows(numbers: Numbers) -> Table:
     """An arm's normalised score and its probability of beating its baseline, with intervals."""
     rows = []
     for row in numbers.find("normalised"):
@@ -350,7 +351,7 @@ def _list_gaps(data: Comparison, bands: Bands) -> list[str]:
     return lines
 
 
-def _threshold_tables(numbers: Numbers) -> list[TableRow]:
+def _threshold_tables(numbers: Numbers) -> Table:
     """A table a task: its thresholds, and for each arm three cells for each threshold.
 
     They are the median of the steps to it, their range, and how many runs got there.
@@ -377,9 +378,9 @@ def _steps_or_never(steps: float) -> str:
     return "never"
 
 
-def _alarm_rows(data: Comparison) -> list[TableRow]:
+def _alarm_rows(data: Comparison) -> Table:
     """Task, arm, seed, share of the log, first and last step of each run with the hacking alarm."""
-    rows: list[TableRow] = []
+    rows: Table = []
     for task, arm, runs in data.cells():
         for run in runs:
             alarmed = alarm(run)
@@ -390,9 +391,9 @@ def _alarm_rows(data: Comparison) -> list[TableRow]:
     return rows
 
 
-def _cost_rows(data: Comparison) -> list[TableRow]:
+def _cost_rows(data: Comparison) -> Table:
     """Task, arm, stream, limit, mean cost over runs, and how many of the runs held it, of each stream with a limit."""
-    rows: list[TableRow] = []
+    rows: Table = []
     for task, arm, runs in data.cells():
         costs: dict[tuple[str, float], list[float]] = defaultdict(list)
         for run in runs:
