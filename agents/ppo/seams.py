@@ -117,8 +117,10 @@ class Learner(ABC):
         """Take what the schedules of the settings say after so many environment steps."""
 
         def scheduled_value(name: str) -> float:
-            schedule = Schedule(getattr(self.config, name), self.config.prefix + name, total_timesteps)
-            return float(schedule(timesteps))
+            setting = getattr(self.config, name)
+            if isinstance(setting, int | float):
+                return float(setting)
+            return float(Schedule(setting, self.config.prefix + name, total_timesteps)(timesteps))
 
         self.learning_rate = scheduled_value("learning_rate")
         if self.config.anneal:
