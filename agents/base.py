@@ -104,8 +104,9 @@ class BaseAgent(Predictor):
     n_envs = 8
     # Whether it reads action masks.
     masks = False
-    # Whether it returns to finite weights by itself.
+    # Whether it returns to finite weights by itself, and the setting to lower where it cannot.
     recovers = False
+    rate_setting = "learning_rate"
     scorer_type: ClassVar[type[Any]] = StreamScorer
     # Whether a stream's reward counts in a sum, and in no other way.
     only_sums = True
@@ -363,10 +364,7 @@ class BaseAgent(Predictor):
         self._restored += 1
         self._restored_in_row += 1
         if self._finite is None or self._restored_in_row >= MAX_FAILURES_IN_A_ROW:
-            # An agent whose policy learns in a model alone names the model's rate.
-            name = "learning_rate"
-            if not hasattr(self.config, name):
-                name = "model_learning_rate"
+            name = self.rate_setting
             raise FloatingPointError(
                 f"the weights or losses became NaN or infinite {self._restored_in_row} times in a row, the last time "
                 f"after {self.num_timesteps:,} steps; lower agent.{name}={getattr(self.config, name)}, "

@@ -50,6 +50,8 @@ class WorldModel(BaseAgent):
 
     Config = WorldModelConfig
     recovers = True
+    # Its policy learns in the model alone.
+    rate_setting = "model_learning_rate"
     n_envs = 4
     scorer_type = ReplayScorer
     scorer: ReplayScorer
