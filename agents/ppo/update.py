@@ -151,17 +151,14 @@ class TorchUpdate(Learner):
         self.flat.step(self.learning_rate, self.config.max_grad_norm)
 
     def log_prob_and_advantages(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities (B,), functions of the weights; those when acting; advantages (B, K) by today's values."""
+        """Log-probabilities (B,), functions of the weights; those when acting; advantages (B, K) by today's values.
+
+        Of some rows, for a recurrent policy of sequences.
+        """
         outputs, values, action, targets = self._forward(batch, rows)
         log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, action)
         advantage = targets.returns - values.detach()
         return log_prob, targets.log_prob, advantage - advantage.mean(0)
-
-    def stream_gradients(self, batch: Batch, rows: Any, streams: Mapping[str, int]) -> dict[str, Tensor]:
-        """Stream (name -> its column) -> its policy gradient (P,) on some rows, for a recurrent policy sequences."""
-        log_prob, _, advantage = self.log_prob_and_advantages(batch, rows)
-        by_stream = {name: advantage[:, column] for name, column in streams.items()}
-        return stream_gradients(log_prob, by_stream, self.net.policy_parameters())
 
     def _forward(self, batch: Batch, rows: Any) -> "_Forward":
         """Of rows (B,), for a recurrent policy of sequences."""
@@ -240,8 +237,9 @@ class StreamGradients:
         """Write the gradients into the rollout; returns tags `stream/<name>/cosine`."""
         rng = np.random.default_rng(scored.timesteps)
         scored.gradient_rows = rng.permutation(scored.rows)[: self.rows]
-        seen = {name: column for column, name in enumerate(self.streams) if scored.seen[column]}
-        scored.gradients = self.learner.stream_gradients(batch, scored.gradient_rows, seen)
+        log_prob, _, advantage = self.learner.log_prob_and_advantages(batch, scored.gradient_rows)
+        seen = {name: advantage[:, column] for column, name in enumerate(self.streams) if scored.seen[column]}
+        scored.gradients = stream_gradients(log_prob, seen, self.learner.net.policy_parameters())
         mean_weights = scored.weights.mean((0, 1)).tolist()
         return alignment(scored.gradients, dict(zip(self.streams, mean_weights)))
 
@@ -255,11 +253,8 @@ def alignment(gradients: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
         reference = ""
         weighted = [weights[name] * gradient for name, gradient in gradients.items()]
         vectors[reference] = torch.stack(weighted).sum(0)
-    others = [name for name in weights if name != "task"]
-    tags = {f"stream/{name}/cosine": math.nan for name in others}
+    tags = {f"stream/{name}/cosine": math.nan for name in weights if name != "task"}
     if reference in vectors:
         table = cosines(vectors)
-        for name in others:
-            if name in table:
-                tags[f"stream/{name}/cosine"] = table[name][reference]
+        tags |= {f"stream/{name}/cosine": table[name][reference] for name in gradients if name != "task"}
     return tags
