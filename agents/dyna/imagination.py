@@ -379,9 +379,12 @@ def _env_spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
 
 def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
     """When episodes of a registered environment end, for encoded actions; None without a rule, in foreign wrappers."""
-    wrappers = getattr(spec, "additional_wrappers", ())
-    if spec is None or not all(_keeps_rule(wrapper) for wrapper in wrappers):
+    if spec is None:
         return None
+    for wrapper in spec.additional_wrappers:
+        # The rule holds for what our own wrappers show, but for added noise.
+        if not wrapper.entry_point.startswith("envs.") or wrapper.name == "NoisyTV":
+            return None
     try:
         rule = envs.make.termination(spec.id, **spec.kwargs)
     except ValueError:
@@ -405,8 +408,3 @@ def termination_rule(spec: EnvSpec | None, encoding: SpaceEncoding, device: torc
         return rule(obs, env_action, next_obs)
 
     return ends
-
-
-def _keeps_rule(wrapper: Any) -> bool:
-    """Whether the environment's rule holds for what this wrapper shows: ours do, but for added noise."""
-    return wrapper.entry_point.startswith("envs.") and wrapper.name != "NoisyTV"

@@ -8,7 +8,6 @@ untrained, and can destroy a trained actor before they know its values: `agent.a
 """
 
 import torch
-from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.policy_layers import CriticKind, PolicyLayers, layers_of
@@ -82,15 +81,11 @@ def _begin_actor(learner: SoftActorCritic, source: PolicyLayers) -> None:
     elif source.log_std is not None:
         # The same deviation in all states.
         deviation.weight.zero_()
-        deviation.bias.copy_(_raw_deviation(source.log_std))
+        # The inverse of how `moments` reads outputs as logarithms of deviations.
+        share = (source.log_std - MIN_LOG_STD) / LOG_STD_HALF_RANGE - 1
+        deviation.bias.copy_(torch.atanh(share.clamp(-MAX_RANGE_SHARE, MAX_RANGE_SHARE)))
     if source.log_alpha is not None:
         learner.begin_with_alpha(source.log_alpha)
-
-
-def _raw_deviation(log_std: Tensor) -> Tensor:
-    """The inverse of how `moments` reads outputs as logarithms of deviations."""
-    share = (log_std - MIN_LOG_STD) / LOG_STD_HALF_RANGE - 1
-    return torch.atanh(share.clamp(-MAX_RANGE_SHARE, MAX_RANGE_SHARE))
 
 
 def _kind(learner: Critics) -> CriticKind | None:
