@@ -319,17 +319,14 @@ class _CharCNN(nn.Module):
         nn.init.normal_(self.embedding.weight, generator=generator)
         layers: list[nn.Module] = []
         for inputs, width, pool in ((32, 7, 3), (64, 7, 3), (64, 3, 0), (64, 3, 0), (64, 3, 0), (64, 3, 3)):
-            layers.append(_make_layer(inputs, 64, generator, width))
-            layers.append(nn.ReLU())
+            layers += [_make_layer(inputs, 64, generator, width), nn.ReLU()]
             if pool:
                 layers.append(nn.MaxPool1d(pool))
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
-        self.dense = nn.Sequential()
+        dense: list[nn.Module] = []
         for inputs, outputs in ((320, 128), (128, 512), (512, 512)):
-            self.dense.append(_make_layer(inputs, outputs, generator))
-            self.dense.append(nn.ReLU())
-            self.dense.append(_Dropout(0.1, generator))
-        self.dense.append(_make_layer(512, 1, generator))
+            dense += [_make_layer(inputs, outputs, generator), nn.ReLU(), _Dropout(0.1, generator)]
+        self.dense = nn.Sequential(*dense, _make_layer(512, 1, generator))
 
     def read(self, texts: Sequence[str]) -> tuple[torch.Tensor]:
         """Bytes, int64 (B, 256)."""

@@ -349,12 +349,9 @@ class NoisyPlanner(Teacher):
             rng = np.random.default_rng([self.seed, int(level.key, 16)])
             plan: list[Row] = []
             for row in solve(level):
-                if rng.random() < self.accuracy:
-                    plan.append(row)
-                    continue
-                wrong = self._draw_wrong(level, row, rng)
-                if wrong is not None:
-                    plan.append(wrong)
+                answer = row if rng.random() < self.accuracy else self._draw_wrong(level, row, rng)
+                if answer is not None:
+                    plan.append(answer)
             plans.append(plan)
         return plans
 
