@@ -214,8 +214,7 @@ def anchors_of(family: str) -> list[str]:
         return [*background.good[:count], *background.other[:count]]
     anchors = []
     for name in prompts.family_names():
-        examples = dict(prompts.background(name).examples)
-        labels = list(examples.values())
-        captions = list(examples)
-        anchors += [captions[labels.index(True)], captions[labels.index(False)]]
+        # The first caption of either label stays.
+        captions = {helps: caption for caption, helps in reversed(prompts.background(name).examples)}
+        anchors += [captions[True], captions[False]]
     return anchors
