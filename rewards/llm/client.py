@@ -292,7 +292,7 @@ class Chat:
         answer = answer.encode("utf-8", "replace").decode()
         reply.candidates = candidates
         reply.text = _mask_key(answer, self._key, KEY_RUN_IN_ANSWER)
-        # A server that counts otherwise does not count.
+        # What is no number of tokens, or an absurd one, adds nothing.
         if isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS_COUNTED:
             reply.tokens += tokens
         return reply.text
