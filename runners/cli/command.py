@@ -155,8 +155,11 @@ def _parse_field(key: str, text: str, kind: Any) -> Any:
 
 
 def _required_fields(config: type) -> list[str]:
-    fields = dataclasses.fields(config)
-    return [field.name for field in fields if field.default is MISSING and field.default_factory is MISSING]
+    names = []
+    for field in dataclasses.fields(config):
+        if field.default is MISSING and field.default_factory is MISSING:
+            names.append(field.name)
+    return names
 
 
 def options_text(

@@ -116,7 +116,10 @@ def misfit(ray: Any, look: Callable[..., str], *arguments: Any) -> str:
 def other_versions_sentence(expected: dict[str, str]) -> str:
     """One sentence if this node has other libraries; else empty."""
     here = versions()
-    other = [f"{name} {here[name]} instead of {version}" for name, version in expected.items() if here[name] != version]
+    other = []
+    for name, version in expected.items():
+        if here[name] != version:
+            other.append(f"{name} {here[name]} instead of {version}")
     if not other:
         return ""
     return f"the node {socket.gethostname()} has {', '.join(other)}; install the same there"

@@ -201,7 +201,7 @@ class FleetSteps(Steps):
         agent.rng.bit_generator.state = self.draws[0]["rng"]
         if lends_generator:
             generator.set_state(self.draws[0]["generator"].clone())
-        if any(part["failed"] for part in parts):
+        if any(map(itemgetter("failed"), parts)):
             agent.keep_or_restore(False)
         for columns, part in answers:
             self.on_nan.zeroed += part["zeroed"]

@@ -450,8 +450,11 @@ class TensorBoardLog(KVWriter):
 
 def scalars(values: LoggedValues) -> dict[str, float]:
     """The numbers among logged values."""
-    kinds = int | float | np.generic | np.ndarray | torch.Tensor
-    return {key: float(value) for key, value in values.items() if isinstance(value, kinds) and np.ndim(value) == 0}
+    numbers = {}
+    for key, value in values.items():
+        if isinstance(value, int | float | np.generic | np.ndarray | torch.Tensor) and np.ndim(value) == 0:
+            numbers[key] = float(value)
+    return numbers
 
 
 class Dashboard(Progress):

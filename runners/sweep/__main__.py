@@ -142,7 +142,9 @@ def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]
         probes = {name: short_job(members[0], Path(place) / name) for name, members in by_cell.items()}
         with closing(JobLog(Path(place))) as log, closing(launcher):
             entries = drive(probes.values(), log, launcher, attempts=1)
-        costs = {name: job_cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
+        costs = {}
+        for name, members in by_cell.items():
+            costs[name] = job_cost(members[0], probes[name], entries[name])
     return cost_table(by_cell, costs, launcher.slots), not any(cost.error for cost in costs.values())
 
 

@@ -278,5 +278,8 @@ def _home(job: Job) -> Path:
 
 def _read_ids(folder: Path) -> dict[str, str]:
     """Job name -> its id. To `scancel` a -1 would be all jobs of the user, so only what is an id counts."""
-    saved = read_json(folder / BATCH_IDS_FILE)
-    return {name: batch_id for name, batch_id in saved.items() if re.fullmatch(r"[1-9]\d*(_\d+)?", str(batch_id))}
+    ids = {}
+    for name, batch_id in read_json(folder / BATCH_IDS_FILE).items():
+        if re.fullmatch(r"[1-9]\d*(_\d+)?", str(batch_id)):
+            ids[name] = batch_id
+    return ids
