@@ -392,10 +392,10 @@ class WorldLearner(nn.Module):
         if self.behaviour.joint:
             value_loss = self.behaviour.value_loss
             trained.append("critic")
-        loss, replayed = self.world.loss(sequences, value_loss)
+        losses, replayed = self.world.losses(sequences, value_loss)
+        loss = torch.stack(list(losses.values())).sum()
         descend(self.flats, self.config, loss, *trained)
-        losses = {f"{name}_loss": value for name, value in self.world.metrics.items()}
-        self.means.add(losses)
+        self.means.add({f"{name}_loss": value for name, value in losses.items()})
         return replayed
 
     def refit(self, replay: Replay) -> None:

@@ -123,8 +123,6 @@ class LatentModel(nn.Module):
         self.slow = None
         if config.behaviour == "td3":
             self.slow = copy.deepcopy(self._encoding_networks())
-        # Detached losses of the last `loss`.
-        self.metrics: Losses = {}
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
@@ -178,8 +176,8 @@ class LatentModel(nn.Module):
         both = torch.cat([features, action], -1)
         return self.head.loss(self.reward_net(both), reward)
 
-    def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
-        """The loss of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
+    def losses(self, seq: Sequences, joint: Any = None) -> tuple[Losses, Replayed]:
+        """Losses of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
         # Without a memory only the first step is encoded with gradients; the others are targets.
         shaped = seq
         if self.config.unroll:
@@ -192,9 +190,7 @@ class LatentModel(nn.Module):
             losses |= unrolled
         else:
             losses |= self._recurrent_losses(seq, states, stats)
-        self.metrics = map_obs(torch.detach, losses)
-        total = torch.stack(list(losses.values())).sum()
-        return total, self._replayed_states(seq, states)
+        return losses, self._replayed_states(seq, states)
 
     def _replayed_states(self, seq: Sequences, states: State) -> Replayed:
         states = map_obs(torch.detach, states)

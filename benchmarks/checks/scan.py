@@ -148,10 +148,10 @@ def build(arm: str, encoding: Any, seed: int) -> tuple[Any, Any]:
     flats = world.flats()
 
     def step(seq: Any) -> None:
-        loss, _ = world.loss(seq)
+        losses, _ = world.losses(seq)
         for flat in flats.values():
             flat.grad.zero_()
-        loss.backward()
+        torch.stack(list(losses.values())).sum().backward()
         for flat in flats.values():
             flat.step(LEARNING_RATE, 100.0)
 

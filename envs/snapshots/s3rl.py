@@ -27,10 +27,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from envs.snapshots import snapshots as simulator
-from envs.snapshots.snapshots import State, from_json, get_state, refuse_unsupported, set_state, to_json
+from envs.snapshots.snapshots import State, check_same, from_json, get_state, refuse_unsupported, set_state, to_json
 from envs.types import EnvReset, EnvStep, Options, StateDict
-from envs.wrappers import Observer
+from envs.wrappers import Observer, layers
 from lodestar.files import regular, replacing, save_arrays
 
 MAX_RECORDED_STEPS = 100_000
@@ -167,9 +166,9 @@ class SnapshotReset(gym.Wrapper):
             raise ValueError(f"truncate={truncate} is out of range; give at least 1 step")
         if not 0 <= probability <= 1:
             raise ValueError(f"probability={probability} is out of range; give a number in [0, 1]")
-        if any(isinstance(wrapper, Observer) for wrapper in simulator.layers(env)):
+        if any(isinstance(wrapper, Observer) for wrapper in layers(env)):
             raise ValueError("an Observer inside would show the state before the snapshot; put it around this")
-        simulator.check_same(env, snapshots.states[0])
+        check_same(env, snapshots.states[0])
         self.until = until
         self.truncate = truncate
         self.probability = probability
@@ -187,7 +186,7 @@ class SnapshotReset(gym.Wrapper):
             return obs, info
         obs = set_state(self.env, state)
         # The episode's time begins there.
-        for wrapper in simulator.layers(self.env, TimeLimit):
+        for wrapper in layers(self.env, TimeLimit):
             wrapper._elapsed_steps = 0
         return obs, {}
 

@@ -55,7 +55,7 @@ def test_what_lies_behind_the_end_of_an_episode_is_not_predicted(preset):
 
     def loss(rows):
         made.generator.manual_seed(0)
-        return made.world.loss(rows, joint_loss)[0].item()
+        return sum(made.world.losses(rows, joint_loss)[0].values()).item()
 
     before = loss(seq)
     other = sequences()
@@ -76,7 +76,7 @@ def test_a_later_step_of_a_prediction_weighs_as_the_behaviour_says(preset, decay
         return heads(*given)
 
     made.world._heads = read_weights
-    made.world.loss(sequences(), made.behaviour.value_loss if made.behaviour.joint else None)
+    made.world.losses(sequences(), made.behaviour.value_loss if made.behaviour.joint else None)
     (weight,) = weights
     expected = torch.tensor([decay**step for step in range(len(weight))])
     assert len(weight) >= 3
@@ -107,9 +107,9 @@ def test_empowerment_is_raised_where_the_successor_is_known_and_divergences_have
     seq.first[2] = True  # so the successor of step 1 belongs to another episode
     made.world.empowerment = Told()
     made.world.cell.kl = lambda stats: (torch.full((6, 5), 3.0), torch.full((6, 5), 0.2))
-    made.world.loss(seq)
-    assert made.world.metrics["empowerment"].item() == pytest.approx(0.1 * (1 + 3 + 4 + 5) / 4)
-    assert made.world.metrics["kl"].item() == pytest.approx(0.5 * 3 + 0.25 * 1)
+    losses, _ = made.world.losses(seq)
+    assert losses["empowerment"].item() == pytest.approx(0.1 * (1 + 3 + 4 + 5) / 4)
+    assert losses["kl"].item() == pytest.approx(0.5 * 3 + 0.25 * 1)
 
 
 def test_steps_that_only_reset_teach_a_memory_nothing():
@@ -119,7 +119,7 @@ def test_steps_that_only_reset_teach_a_memory_nothing():
 
     def loss():
         made.generator.manual_seed(0)
-        return made.world.loss(seq)[0].item()
+        return sum(made.world.losses(seq)[0].values()).item()
 
     before = loss()
     seq.reward[4:] += 100

@@ -133,11 +133,11 @@ def test_nethack_is_read_by_its_parts_and_the_loss_falls():
     model.learn(60)
     rows = model.replay.sequences(4, 6)
     with torch.no_grad():
-        before = float(model.learner.world.loss(rows)[0])
+        before = float(sum(model.learner.world.losses(rows)[0].values()))
     for _ in range(15):
         model.learner._fit(rows)
     with torch.no_grad():
-        after = float(model.learner.world.loss(rows)[0])
+        after = float(sum(model.learner.world.losses(rows)[0].values()))
     assert np.isfinite(after) and after < before
 
 
