@@ -207,11 +207,7 @@ def _has_program(env_id: str, options: Options) -> bool:
 
 def _map_rows(snapshot: StateDict, pick: Callable[[np.ndarray], np.ndarray]) -> StateDict:
     """What a snapshot holds a row of for each environment, with other rows."""
-    return {
-        "steps": pick(snapshot["steps"]),
-        "returns": pick(snapshot["returns"]),
-        "state": map_obs(pick, snapshot["state"]),
-    }
+    return map_obs(pick, {name: snapshot[name] for name in ("steps", "returns", "state")})
 
 
 def _last_row(snapshot: StateDict) -> StateDict:

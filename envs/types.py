@@ -55,7 +55,6 @@ class Scorer(Protocol):
         """Float32 rewards with the batch's leading shape, and the memory that belongs to the next step."""
 
 
-@runtime_checkable
 class StreamScorer(Scorer, Protocol):
     """A scorer with separate streams: for an agent with a value, a discount and an end for each of them."""
 
@@ -78,7 +77,6 @@ class StreamScorer(Scorer, Protocol):
         """Learn from fresh transitions, each handed in once; returns metrics by tag."""
 
 
-@runtime_checkable
 class ReplayScorer(StreamScorer, Protocol):
     """A scorer of stored and imagined transitions: for an agent with a replay."""
 

@@ -21,6 +21,7 @@ from envs.batched.minigrid_levels import (
     BOX_KIND,
     BOX_WITH_KEY,
     DIRECTIONS,
+    DOOR_CLOSED,
     DOOR_KIND,
     DOOR_LOCKED,
     EMPTY_CELL_CODE,
@@ -252,7 +253,7 @@ class Captions:
         self._pictures = speech.pictures
         self._events = _events(rules, self.full)
         # Situations from this number on are of the action `done`.
-        self._done = single.DONE * (len(rules) // len(Actions))
+        self._done = single.DONE * N_CODES * HANDS
 
         # Every event with every thing in words.
         names = [object_name(*thing) for thing in single.THINGS]
@@ -317,28 +318,23 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
 
     Bumps and locked doors are events only in `full` captions.
     """
-    n_hands = len(rules) // (len(Actions) * N_CODES)
-    action, cell, hands = np.unravel_index(np.arange(len(rules)), (len(Actions), N_CODES, n_hands))
+    action, cell, hands = np.unravel_index(np.arange(len(rules)), (len(Actions), N_CODES, HANDS))
     new_cell, new_hands, moved, _ = rules.T.astype(np.int64)
     kind = KIND_OF_CODE[cell]
-    state = STATE_OF_CODE[cell]
-    is_goal = kind == OBJECT_TO_IDX["goal"]
-    is_lava = kind == OBJECT_TO_IDX["lava"]
-    is_box = kind == BOX_KIND
-    is_door = kind == DOOR_KIND
-    is_locked = is_door & (state == DOOR_LOCKED)
-    is_open = is_door & (state == 0)
+    # Of what is no door, no state.
+    door_state = np.where(kind == DOOR_KIND, STATE_OF_CODE[cell], -1)
+    is_locked = door_state == DOOR_LOCKED
     enters = moved > 0
     changes_hands = new_hands != hands
     toggles = action == single.TOGGLE
     toggled = toggles & (new_cell != cell)
     happens = {
-        single.EVENT_REACHED: enters & is_goal,
-        single.EVENT_FELL: enters & is_lava,
+        single.EVENT_REACHED: enters & (kind == OBJECT_TO_IDX["goal"]),
+        single.EVENT_FELL: enters & (kind == OBJECT_TO_IDX["lava"]),
         single.EVENT_PICKED: (action == Actions.pickup) & changes_hands,
         single.EVENT_DROPPED: (action == Actions.drop) & changes_hands,
-        single.EVENT_OPENED: toggled & (is_box | (is_door & ~is_open & ~is_locked)),
-        single.EVENT_CLOSED: toggled & is_open,
+        single.EVENT_OPENED: toggled & ((kind == BOX_KIND) | (door_state == DOOR_CLOSED)),
+        single.EVENT_CLOSED: toggled & (door_state == 0),
         single.EVENT_UNLOCKED: toggled & is_locked,
         single.EVENT_BUMPED: (action == single.FORWARD) & ~enters & (kind > 1),
         single.EVENT_LOCKED: toggles & ~toggled & is_locked,

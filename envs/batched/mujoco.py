@@ -113,13 +113,12 @@ class BatchedRobot(BatchedEnv):
 
     def _lay_out_derived(self) -> None:
         """Which columns of a row of derived numbers hold which field, and where each thread computes it."""
-        self._fields = []
+        self._fields = [getattr(self._data[0], name).reshape(-1) for name in self.DERIVED]
+        self._sizes = np.array([field.size for field in self._fields], np.int64)
         self._addresses = []
         for data in self._data:
-            fields = [getattr(data, name).reshape(-1) for name in self.DERIVED]
-            self._fields.append(fields)
-            self._addresses.append(np.array([field.ctypes.data for field in fields], np.int64))
-        self._sizes = np.array([field.size for field in self._fields[0]], np.int64)
+            addresses = [getattr(data, name).ctypes.data for name in self.DERIVED]
+            self._addresses.append(np.array(addresses, np.int64))
         self._place: dict[str, slice] = {}
         self._shown: list[slice] = []
         start = 0
@@ -148,7 +147,7 @@ class BatchedRobot(BatchedEnv):
             mujoco.mj_forward(model, data)
             mujoco.mj_getState(model, data, physics[row], self.kind)
             if self.DERIVED:
-                np.concatenate(self._fields[0], out=derived[row])
+                np.concatenate(self._fields, out=derived[row])
         return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
 
     def _advance(self, actions: Array) -> Outcome:
@@ -206,7 +205,7 @@ class BatchedRobot(BatchedEnv):
     def _move_rows(self, physics: np.ndarray, derived: np.ndarray) -> None:
         model = self._model
         data = self._data[0]
-        fields = self._fields[0]
+        fields = self._fields
         for row in range(self.num_envs):
             mujoco.mj_setState(model, data, physics[row], self.kind)
             mujoco.mj_step(model, data, self.world.frame_skip)

@@ -30,7 +30,6 @@ JOINT = (204, 204, 0)
 NEXT_CORNER = [1, 2, 3, 0]
 
 Array = np.ndarray
-Corners = list[tuple[float, float]]
 
 
 class Canvas(Recorded):
@@ -74,11 +73,11 @@ class ClassicPainter:
         side = getattr(world, "screen_dim", None) or getattr(world, "SCREEN_DIM", None)
         self.width = side or world.screen_width
         self.height = side or world.screen_height
-        # The centres of small pixels in large ones, y upwards; axes (picture, row, column).
+        # The centres of small pixels in large ones, y upwards.
         pixels = np.arange(size, dtype=np.float32)
         centre = (pixels + 0.5) / size
-        self._x = centre[None, None, :] * self.width
-        self._y = (1 - centre)[None, :, None] * self.height
+        self._x = centre * self.width
+        self._y = (1 - centre) * self.height
         # The width and height of a small pixel in large ones.
         self._pixel = (self.width / size, self.height / size)
         self._empty = _background(world, name, size)
@@ -98,29 +97,19 @@ class ClassicPainter:
         width, height = self._pixel
         # Rows go downwards while y grows upwards, so they begin at the highest y.
         lowest, highest = y
-        top, ys = self._axis_window(highest, lowest, self.height, -height, self._y, margin)
-        left, xs = self._axis_window(*x, 0.0, width, self._x, margin)
-        return top, left, ys[:, :, None], xs[:, None, :]
+        top, rows = self._span((self.height - highest) / height, (self.height - lowest) / height, margin / height)
+        left, columns = self._span(x[0] / width, x[1] / width, margin / width)
+        return top, left, self._y[rows][..., None], self._x[columns][:, None]
 
-    def _axis_window(
-        self,
-        first: Array,
-        last: Array,
-        origin: float,
-        pixel: float,
-        centres: Array,
-        margin: float,
-    ) -> tuple[Array, Array]:
-        """First pixels (N,) along one axis, and the centres (N, count) of all, in large pixels."""
-        room = margin / abs(pixel)
-        begin = np.floor((first - origin) / pixel - room)
-        end = np.ceil((last - origin) / pixel + room)
-        lengths = end - begin
+    def _span(self, first: Array, last: Array, margin: float) -> tuple[Array, Array]:
+        """First pixels (N,) along one axis, and the numbers (N, count) of all, from ends in small pixels."""
+        begin = np.floor(first - margin)
+        lengths = np.ceil(last + margin) - begin
         # All windows are as long as the longest, so that they make one array.
         count = int(min(lengths.max(initial=1), self.size))
         begin = np.maximum(begin, 0)
         start = np.minimum(begin, self.size - count).astype(np.int64)
-        return start, centres.ravel()[start[:, None] + np.arange(count)]
+        return start, start[:, None] + np.arange(count)
 
     def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
         """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
@@ -145,12 +134,12 @@ class ClassicPainter:
         bottom = np.maximum(y, self._y - half)
         overlap = top - bottom
         rows = np.flatnonzero(overlap > 0)
-        cover = overlap[:, rows] / height
-        image[:, rows] += cover[..., None] * (0 - image[:, rows])
+        cover = overlap[rows, None, None] / height
+        image[:, rows] += cover * (0 - image[:, rows])
 
-    def _box(self, image: Array, corners: Corners, turn: Array, x: Array, y: Array, colour: Any) -> None:
+    def _box(self, image: Array, corners: tuple[float, ...], turn: Array, x: Array, y: Array, colour: Any) -> None:
         """A rectangle given by two opposite corners, turned by `turn` (N,) about 0 and moved to (x, y), each (N,)."""
-        (left, bottom), (right, top) = corners
+        left, bottom, right, top = corners
         # Axes: corner; environment.
         across = np.array([left, right, right, left], np.float32)[:, None]
         up = np.array([bottom, bottom, top, top], np.float32)[:, None]
@@ -228,8 +217,8 @@ def _cartpole(view: ClassicPainter, image: Array, state: Array) -> None:
     still = np.zeros(len(state), np.float32)
     axle = y + 7.5
     pole_top = scale * 2 * world.length - 5
-    view._box(image, [(-25, -15), (25, 15)], still, x, y, BLACK_RGB)
-    view._box(image, [(-5, -5), (5, pole_top)], -state[:, 2], x, axle, POLE)
+    view._box(image, (-25, -15, 25, 15), still, x, y, BLACK_RGB)
+    view._box(image, (-5, -5, 5, pole_top), -state[:, 2], x, axle, POLE)
     view._disc(image, x, axle, 5, AXLE)
     # The track lies in front of the cart.
     view._draw_line(image, 100)
@@ -243,7 +232,7 @@ def _mountaincar(view: ClassicPainter, image: Array, state: Array) -> None:
     x = (position - world.min_position) * scale
     y = 10 + height * scale
     slope = np.cos(3 * position)
-    view._box(image, [(-20, 0), (20, 20)], slope, x, y, BLACK_RGB)
+    view._box(image, (-20, 0, 20, 20), slope, x, y, BLACK_RGB)
     for side in (10, -10):
         wheel_x = x + side * np.cos(slope)
         wheel_y = y + side * np.sin(slope)
@@ -257,7 +246,7 @@ def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
     turn = state[:, 0] + math.pi / 2
     tip_x = centre + scale * np.cos(turn)
     tip_y = centre + scale * np.sin(turn)
-    view._box(image, [(0, -radius), (scale, radius)], turn, centre, centre, ROD)
+    view._box(image, (0, -radius, scale, radius), turn, centre, centre, ROD)
     view._disc(image, centre, centre, int(radius), ROD)
     view._disc(image, tip_x, tip_y, int(radius), ROD)
     view._disc(image, centre, centre, int(0.05 * scale), BLACK_RGB)
@@ -275,7 +264,7 @@ def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
     upper = state[:, 0] - math.pi / 2
     lower = state[:, 0] + state[:, 1] - math.pi / 2
     for length, x, y, turn in ((first, centre, centre, upper), (second, elbow_x, elbow_y, lower)):
-        view._box(image, [(0, -radius), (length * scale, radius)], turn, x, y, LINK)
+        view._box(image, (0, -radius, length * scale, radius), turn, x, y, LINK)
         view._disc(image, x, y, int(radius), JOINT)
 
 
