@@ -169,7 +169,7 @@ class BatchedEnv(VectorEnv):
         if unknown:
             raise ValueError(f"option {unknown[0]!r} is unknown to array programs; the only one is 'reset_mask'")
         mask = np.ones(self.num_envs, bool)
-        if options and "reset_mask" in options:
+        if options:
             if not self.state:
                 raise RuntimeError("no episode has begun yet; call reset() without a mask first")
             mask = self.arrays.numpy(self.xp.asarray(options["reset_mask"]))

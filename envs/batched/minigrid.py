@@ -376,9 +376,8 @@ def _rules(prize_codes: np.ndarray) -> np.ndarray:
 
     is_goal = kind == OBJECT_TO_IDX["goal"]
     is_lava = kind == OBJECT_TO_IDX["lava"]
-    is_free = (kind == OBJECT_TO_IDX["empty"]) | (kind == OBJECT_TO_IDX["floor"]) | is_goal | is_lava
-    is_open_door = is_door & (state == 0)
-    moves[Actions.forward] = is_free | is_open_door
+    is_free = np.isin(kind, [OBJECT_TO_IDX[name] for name in ("empty", "floor", "goal", "lava")])
+    moves[Actions.forward] = is_free | (is_door & (state == 0))
     ends[Actions.forward] = FAILS * is_lava + SUCCEEDS * is_goal
 
     picks_up = np.isin(kind, CARRIED_KINDS) & (hands == 0)

@@ -109,9 +109,7 @@ class BatchedNetHack(BatchedEnv):
 
     def _success(self, terminated: Array) -> Array | None:
         # NetHackScore has no end that is a success.
-        if self.spec is not None and self.spec.name == "NetHackScore":
-            return None
-        return self._won
+        return None if self.world.spec.name == "NetHackScore" else self._won
 
     def _start(self, rows: Array, out: Array) -> None:
         for row in rows.tolist():

@@ -72,10 +72,11 @@ class RealSeeds(Recorded):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        if env.spec is not None and env.spec.name == "NetHackChallenge":
+        inner = simulator(env)
+        if inner.spec.name == "NetHackChallenge":
             raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
         # NLE terminates at its limit; Gymnasium's TimeLimit truncates instead.
-        simulator(env)._max_episode_steps = 2**31 - 1
+        inner._max_episode_steps = 2**31 - 1
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         inner = simulator(self)
@@ -186,7 +187,7 @@ def _hide_typed_words(message: bytes, reads_line: bool, memory: Notes) -> str:
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     # A score has no value from which on it is a success.
-    if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
+    if simulator(env).spec.name in ("NetHackScore", "NetHack"):
         return None
     return getattr(info.get("end_status"), "name", "").startswith("TASK_SUCCESS")
 
