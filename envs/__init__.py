@@ -20,29 +20,28 @@ def _register(name: str, entry_point: str, steps: int | None = None, **kwargs: A
         register(identifier, f"envs.{entry_point}", max_episode_steps=steps, kwargs=kwargs)
 
 
-# Module -> the classes in it, also the names of their ids -> the steps after which an episode ends.
-_WORLDS: dict[str, dict[str, int | None]] = {
-    "classic.tasks": {
-        "CartPoleUpright": 200,
-        "MountainCarGoal": 200,
-        "PendulumUpright": 200,
-        "MountainCarSparse": 200,
-        "PendulumSparse": 200,
-        "PixelPendulum": 200,
-        "CartPoleSwingUp": 500,
-        "CartPoleSwingUpSparse": 500,
-    },
-    "exploration.family": {"NoisyRooms": 200, "DeepSea": None, "PointMaze": 50},
-    "exploration.factored": {"ProcMaze": 100, "ButtonGrid": 100},
-    "exploration.peg": {"Peg": 60},
-    "crafter.family": {"Crafter": 10_000},
-}
+_CLASSIC = (
+    "CartPoleUpright",
+    "MountainCarGoal",
+    "PendulumUpright",
+    "MountainCarSparse",
+    "PendulumSparse",
+    "PixelPendulum",
+)
 
 # runners.doctor reads lodestar.settings even where Gymnasium is missing.
 with suppress(ModuleNotFoundError):
-    for _module, _limits in _WORLDS.items():
-        for _name, _limit in _limits.items():
-            _register(_name, f"{_module}:{_name}", _limit)
+    for _name in _CLASSIC:
+        _register(_name, f"classic.tasks:{_name}", 200)
+    _register("CartPoleSwingUp", "classic.tasks:CartPoleSwingUp", 500)
+    _register("CartPoleSwingUpSparse", "classic.tasks:CartPoleSwingUpSparse", 500)
+    _register("NoisyRooms", "exploration.family:NoisyRooms", 200)
+    _register("ProcMaze", "exploration.factored:ProcMaze", 100)
+    _register("ButtonGrid", "exploration.factored:ButtonGrid", 100)
+    _register("DeepSea", "exploration.family:DeepSea")
+    _register("PointMaze", "exploration.family:PointMaze", 50)
+    _register("Peg", "exploration.peg:Peg", 60)
+    _register("Crafter", "crafter.family:Crafter", 10_000)
     _register("NetHackScore", "nethack.tasks:Score", 5000)
     _register("NetHackOracle", "nethack.tasks:Oracle", 5000)
     _register("NetHackOracleSober", "nethack.tasks:Oracle", 5000, sober=True)

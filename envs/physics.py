@@ -9,6 +9,7 @@ masses (with their inertia) and frictions are multiplied by factors that are uni
 for each body and each geometry. The policy does not observe them.
 """
 
+import itertools
 import sys
 from typing import Any
 
@@ -47,10 +48,8 @@ class RandomPhysics(Recorded):
         self._groups: list[tuple[str, ...]] = [BODY_ARRAYS, GEOMETRY_ARRAYS]
         if not self._is_mujoco:
             self._groups = [(name,) for name in _masses_of(world)]
-        self._own: dict[str, Any] = {}
-        for group in self._groups:
-            for name in group:
-                self._own[name] = np.array(getattr(self._owner, name))
+        names = itertools.chain(*self._groups)
+        self._own = {name: np.array(getattr(self._owner, name)) for name in names}
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         # The factors come from the environment's own generator, so that a replay of the seed draws the same ones.

@@ -214,8 +214,7 @@ class Rollout:
         self.reward[t, group] = rewards
         self.terminated[t, group] = terminations
         self.truncated[t, group] = truncations
-        if self.modality_names:
-            self._show(t + 1, group, infos)
+        self._show(t + 1, group, infos)
         if self.same_step:
             if "final_obs" in infos:
                 self._keep_finals(t, group, infos)
@@ -268,16 +267,12 @@ class Rollout:
     def ended(self) -> np.ndarray:
         """Bool (T, N): the last step of an episode."""
         ended = self.terminated | self.truncated
-        if self.same_step:
-            return ended
-        return ended & self.valid
+        return ended if self.same_step else ended & self.valid
 
     @property
     def restarts(self) -> np.ndarray:
         """Bool (T, N): the observation after this step is the first of an episode."""
-        if self.same_step:
-            return self.ended
-        return ~self.valid
+        return self.ended if self.same_step else ~self.valid
 
     def steps(self) -> np.ndarray:
         """Int64 (T, N): each row's step within its episode."""
@@ -355,12 +350,11 @@ class Rollout:
 
     def state_dict(self) -> StateDict:
         """The first row, between two rollouts."""
-        first_row = {name: value[0] for name, value in self.modalities.items()}
         return {
             "obs": map_obs(lambda x: x[0].copy(), self.obs),
             "first_step": self.first_step,
             "resetting": self.resetting,
-            "shown": modalities_state(first_row),
+            "shown": modalities_state({name: value[0] for name, value in self.modalities.items()}),
         }
 
     def load_state_dict(self, state: StateDict) -> None:

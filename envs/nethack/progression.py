@@ -9,8 +9,6 @@ are not ours to set, and ends a game after 100,000 steps, NLE's tasks after 5,00
 When it fails: a fall through a trap door counts as much as a descent, and score counts nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # The share of humans' games that were won, of those that reached a depth: index 0 is depth 1.
@@ -36,10 +34,8 @@ def progression(depth: np.ndarray, level: np.ndarray) -> np.ndarray:
 
     Both tables grow, so the largest of an episode is that of its largest depth and level.
     """
-    by_depth = WON_AT_DEPTH[_rows(depth, WON_AT_DEPTH)]
-    by_level = WON_AT_LEVEL[_rows(level, WON_AT_LEVEL)]
-    return np.maximum(by_depth, by_level)
+    return np.maximum(_share_won(WON_AT_DEPTH, depth), _share_won(WON_AT_LEVEL, level))
 
 
-def _rows(reached: np.ndarray, table: np.ndarray) -> np.ndarray:
-    return np.clip(np.asarray(reached).astype(int) - 1, 0, len(table) - 1)
+def _share_won(table: np.ndarray, reached: np.ndarray) -> np.ndarray:
+    return table[np.clip(np.asarray(reached).astype(int) - 1, 0, len(table) - 1)]
