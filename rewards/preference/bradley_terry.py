@@ -239,11 +239,12 @@ class BradleyTerry(Sessions):
         """As any session draws them; with `branches`, as many as there are, the earlier one first or second."""
         if self.config.pairs == "any":
             return super().draw(count)
-        one, two = self.segments.branches()
-        chosen = self.rng.permutation(len(one))[:count]
+        # (2, pairs).
+        places = np.stack(self.segments.branches())
+        chosen = self.rng.permutation(places.shape[1])[:count]
+        places = places[:, chosen]
         is_swapped = self.rng.random(len(chosen)) < 0.5
-        first = np.where(is_swapped, two[chosen], one[chosen])
-        second = np.where(is_swapped, one[chosen], two[chosen])
+        first, second = np.where(is_swapped, places[::-1], places)
         return first, second
 
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:

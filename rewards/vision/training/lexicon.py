@@ -168,11 +168,9 @@ class Lexicon:
 
     def opposite(self, name: str) -> str | None:
         """The attribute that says the contrary."""
-        for one, other in self.opposites:
-            if name == one:
-                return other
-            if name == other:
-                return one
+        for pair in self.opposites:
+            if name in pair:
+                return pair[1 - pair.index(name)]
         return None
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,12 +99,10 @@ def known_phrases(lexicon: Lexicon) -> list[str]:
     return sorted(set(phrases))
 
 
-def save(
-    model: small_clip.SmallClip, folder: Path, lexicon: Lexicon, taught: str, phrases: Sequence[str] | None = None
-) -> str:
+def save(model: small_clip.SmallClip, folder: Path, lexicon: Lexicon, taught: str) -> str:
     """Write the weights in half precision, and what was taught; returns the sha256 of the weights.
 
-    `taught` names the worlds in a sentence; `phrases` are those that a prompt is compared with.
+    `taught` names the worlds in a sentence.
     """
     path = folder / small_clip.WEIGHTS
     state = {}
@@ -121,7 +118,7 @@ def save(
         "worlds": list(chain.from_iterable(world.ids for world in lexicon.worlds)),
         "near": NEAR_PHRASE,
         "words": vocabulary.training_words(lexicon),
-        "phrases": known_phrases(lexicon) if phrases is None else sorted(set(phrases)),
+        "phrases": known_phrases(lexicon),
     }
     (folder / PHRASES_FILE).write_text(json.dumps(known, indent=0) + "\n")
     return hashlib.sha256(path.read_bytes()).hexdigest()
