@@ -176,8 +176,7 @@ class _Check:
     def score(self, batch: Transitions, reward: Reward | None = None) -> np.ndarray:
         """The bare scores of a flat batch, with a memory of episodes that begin."""
         reward = reward or self.reward
-        memory = reward.initial_memory(batch.shape[0]) if self.has_memory else None
-        return self.score_and_memory(batch, memory, reward)[0]
+        return self.score_and_memory(batch, reward.initial_memory(batch.shape[0]), reward)[0]
 
     def score_and_memory(self, batch: Transitions, memory: Memory, reward: Reward | None = None) -> Walk:
         """The bare scores of a flat batch, and the memory that comes with them."""

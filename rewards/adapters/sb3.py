@@ -107,7 +107,6 @@ class RewardCallback(BaseCallback):
         self.seen_reward = False
         # What no reward reads is dropped from the transitions that a rollout keeps.
         self._unread = dict.fromkeys(set(MODALITY_FIELDS) - mix.requires)
-        self._chunk = Chunk(0)
         self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
 
     def _init_callback(self) -> None:
