@@ -161,10 +161,7 @@ class QD(EpisodicAgent):
     def _layers(self, genomes: np.ndarray) -> list[Tensor]:
         """Weights and biases of the policies with these genomes (M, G)."""
         parts = torch.from_numpy(genomes).split(self.layer_sizes, -1)
-        layers = []
-        for part, layer in zip(parts, self.policy.weights()):
-            layers.append(part.reshape(-1, *layer.shape[1:]))
-        return layers
+        return [part.reshape(-1, *layer.shape[1:]) for part, layer in zip(parts, self.policy.weights())]
 
     def _outputs(self, obs: Obs, weights: list[Tensor] | None = None) -> Tensor:
         """Outputs of M policies for an observation each, (M, 1, A); of the best for all of them, (1, B, A)."""
@@ -319,11 +316,8 @@ class QD(EpisodicAgent):
     def _choose_emitter(self) -> int:
         """One of the front of gain and of the novelty of what an emitter began with, at random."""
         everyone = join(join(self.people, self.archive), self.rewarded)
-        gains = []
-        ancestors = []
-        for emitter in self.emitters:
-            gains.append(emitter["gain"])
-            ancestors.append(emitter["ancestor"])
+        gains = [emitter["gain"] for emitter in self.emitters]
+        ancestors = [emitter["ancestor"] for emitter in self.emitters]
         codes = self._codes({"seen": np.concatenate(ancestors)})
         novelties = novelty(codes, self._codes(everyone), self.config.nearest)
         front = pareto_front(np.stack([novelties, gains], 1))

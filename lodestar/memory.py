@@ -20,13 +20,10 @@ def memory() -> tuple[float, float]:
     # unreadable.
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        table = {}
-        for line in lines:
-            name, amount = line.split(":")
-            table[name] = amount
-        available = _bytes_of(table["MemAvailable"])
-        total = _bytes_of(table["MemTotal"])
-        free = available
+        # An entry is such as "  123 kB".
+        table = dict(line.split(":") for line in lines)
+        total = int(table["MemTotal"].split()[0]) * 1024.0
+        free = int(table["MemAvailable"].split()[0]) * 1024.0
     with suppress(OSError, ValueError):
         limit = float(Path("/sys/fs/cgroup/memory.max").read_text())
         used = float(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -48,11 +45,6 @@ def peak_memory() -> float:
     peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     # macOS counts bytes, Linux kibibytes.
     return peak if sys.platform == "darwin" else peak * 1024.0
-
-
-def _bytes_of(entry: str) -> float:
-    """An entry of /proc/meminfo, such as "  123 kB", in bytes."""
-    return int(entry.split()[0]) * 1024.0
 
 
 def refuse_beyond(size: float, what: str, free: float | None = None) -> None:

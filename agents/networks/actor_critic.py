@@ -57,9 +57,7 @@ class Inputs:
 
     def __init__(self, space: spaces.Space) -> None:
         self.bare = not isinstance(space, spaces.Dict)
-        parts: Any = {"": space}
-        if isinstance(space, spaces.Dict):
-            parts = space
+        parts: Any = {"": space} if self.bare else space
         self.images: dict[str, tuple[int, ...]] = {}
         self.flat: dict[str, FlatPart] = {}
         for key, part in parts.items():
@@ -332,9 +330,7 @@ class ActorCritic(nn.Module):
         for key, shape in inputs.images.items():
             self.convolutions[f"image_{key}"] = _convolutions(shape)
         # F, the length of the features: the flat part's, and 512 an image.
-        width = inputs.size
-        if trunk is not None:
-            width = trunk.width
+        width = inputs.size if trunk is None else trunk.width
         width += 512 * len(inputs.images)
         self.gru = None
         if gru:

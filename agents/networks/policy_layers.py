@@ -102,7 +102,4 @@ class PolicyLayers:
 
 def layers_of(weights: list[Tensor]) -> list[DenseLayer]:
     """The layers of the only network of an `agents.networks.stacked.Stacked` without normalisation, as views."""
-    layers = []
-    for weight, bias in zip(weights[::2], weights[1::2]):
-        layers.append(DenseLayer(weight[0], bias[0, 0]))
-    return layers
+    return [DenseLayer(weight[0], bias[0, 0]) for weight, bias in zip(weights[::2], weights[1::2])]

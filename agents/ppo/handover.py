@@ -25,10 +25,8 @@ def begin_with(agent: "PPO", source: PolicyLayers) -> list[str]:
     if not policy.is_mlp:
         raise ValueError("PPO begins with another agent's layers where it has no others; leave out agent.gru and net")
     source.require_squashed(False, "ppo")
-    hidden = []
-    for layer in policy.pi:
-        if isinstance(layer, torch.nn.Linear):
-            hidden.append(DenseLayer(layer.weight.T, layer.bias))
+    linear = [layer for layer in policy.pi if isinstance(layer, torch.nn.Linear)]
+    hidden = [DenseLayer(layer.weight.T, layer.bias) for layer in linear]
     source.copy_hidden(hidden, agent.config.activation)
     head = DenseLayer(policy.pi_head.weight.T, policy.pi_head.bias)
     head.copy(source.layers[-1])

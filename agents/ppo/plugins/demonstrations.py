@@ -77,9 +77,7 @@ class Demonstrations(Extra):
         rate = agent.learner.learning_rate * float(self.rate(scored.timesteps))
         if not len(rows) or not rate:
             return metrics
-        losses = []
-        for _ in range(self.config.demo_updates):
-            losses.append(self.step(agent.autograd, rows, rate))
+        losses = [self.step(agent.autograd, rows, rate) for _ in range(self.config.demo_updates)]
         return metrics | {"train/demos_loss": float(torch.stack(losses).mean())}
 
     def gain(self, agent: "PPO", timesteps: int) -> np.ndarray:
