@@ -106,7 +106,14 @@ class Candidate:
         if path.exists() and not are_names:
             embeddings = load_file(regular(path))
         else:
-            embeddings = self._embed(batch)
+            begin = time.perf_counter()
+            seen = self.reward.embed(batch)
+            self.seconds["embed"] = time.perf_counter() - begin
+            # What was seen after the action, (N, D), and before it, where that was drawn.
+            embeddings = {"seen": np.ascontiguousarray(seen)}
+            if batch.obs_frame is not None:
+                before = self.reward.embed(batch.replace(frame=batch.obs_frame))
+                embeddings["before"] = np.ascontiguousarray(before)
             make_parent(path)
             with replacing(path) as temporary:
                 save_arrays(temporary, embeddings)
@@ -126,17 +133,6 @@ class Candidate:
         if source.is_file():
             model.append(source.stat().st_mtime_ns)
         return hashlib.sha256(repr(model).encode()).hexdigest()[:12]
-
-    def _embed(self, batch: Transitions) -> dict[str, np.ndarray]:
-        """Embeddings (N, D) of what was `seen` after the action, and of what was seen `before` it, where drawn."""
-        begin = time.perf_counter()
-        seen = self.reward.embed(batch)
-        self.seconds["embed"] = time.perf_counter() - begin
-        embeddings = {"seen": np.ascontiguousarray(seen)}
-        if batch.obs_frame is not None:
-            before = self.reward.embed(batch.replace(frame=batch.obs_frame))
-            embeddings["before"] = np.ascontiguousarray(before)
-        return embeddings
 
     def _warm_up(self) -> int:
         """Let it learn from the rows; returns how many passes it took."""

@@ -171,9 +171,10 @@ def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], Pair
         if rows is None:
             # The distance of rewards as they are is a function of Pearson's correlation.
             name = "Pearson"
-            values = [each.values[each.sample.counted] for each in (one, other)]
+            counted = one.sample.counted
+            values = (one.values[counted], other.values[counted])
         else:
             name = "EPIC"
-            values = [_canonical_reward(each, rows) for each in (one, other)]
+            values = (_canonical_reward(one, rows), _canonical_reward(other, rows))
         between[one.name, other.name] = PairDistance(name, distances.epic(*values), starc)
     return between

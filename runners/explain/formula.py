@@ -35,7 +35,11 @@ def fit_polynomials(
     predicted = (columns.T @ coefficients).numpy()
     predicted = predicted.clip(low, high)
 
-    words = [f"({name})" if " " in name else name for name in names]
+    words = []
+    for name in names:
+        if " " in name:
+            name = f"({name})"
+        words.append(name)
     lines = []
     for number, row in enumerate(coefficients.T.tolist()):
         text = polynomial_text(row, library.terms, words) or "0"

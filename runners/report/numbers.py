@@ -311,8 +311,12 @@ class Numbers:
             return []
         start = self.value("random", task=task)
         if np.isnan(start):
-            curves = [run.curve(TASK_RETURN)[1] for run in self.data.own if run.task == task]
-            start = min(values[0] for values in curves if len(values))
+            first_returns = []
+            for run in self.data.own:
+                _, values = run.curve(TASK_RETURN)
+                if run.task == task:
+                    first_returns += values[:1].tolist()
+            start = min(first_returns)
         reference = _find_unit(ends, start, [name for name in self.data.baselines if name in ends])
         if not reference:
             return []
