@@ -26,14 +26,13 @@ from runners.evaluation.play import SEED, disagreement, evaluation, policy, tabl
 from runners.run import checkpoint
 from runners.run.build import Parts, build
 from runners.run.checkpoint import write_json
+from runners.run.child import Control, start_control
 from runners.run.config import TrainConfig, Values
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
 from runners.run.output import activity
 from runners.run.trust import mask_secrets
-from runners.sweep import control
-from runners.sweep.control import Control
 
 if TYPE_CHECKING:
     from runners.run.progress import Live, Saver
@@ -57,7 +56,7 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         require(parts, work.folder.new)
         saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
-        work.control = control.start(config, argv, work.folder.path)
+        work.control = start_control(config, argv, work.folder.path)
 
         signals.deferred = True
         learn(config, parts, saver, work)

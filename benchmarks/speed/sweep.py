@@ -100,7 +100,7 @@ def measure(folder: Path, jobs: int, slots: int, seconds: float, pairs: int) -> 
 def timed(argv: tuple[str, ...], folder: Path) -> int:
     """A job that writes down when it was inside runners.train.main."""
     from runners import train
-    from runners.sweep.job import work
+    from runners.sweep.worker import work
 
     main = train.main
 

@@ -39,7 +39,7 @@ def colours(streams: Iterable[str]) -> TextValues:
 
 
 def curve(folder: Path, title: str, *, scores: Values | None = None, control: Any = None) -> Path:
-    """Draw `curve.png` into a run's folder; `control` is its `runners.sweep.control.Control`, if it has one.
+    """Draw `curve.png` into a run's folder; `control` is its `runners.run.child.Control`, if it has one.
 
     The first panel has the task's and the learned return; where they part, it is shaded. If the agent's reward is not
     the task's alone, a second sets one against the other, a point a row of the log; with several streams a third shows

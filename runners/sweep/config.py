@@ -15,9 +15,10 @@ from lodestar.settings import Settings, declarations, setting, settings_of
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
+from runners.run.child import Argv
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, Values, describe_unknown
 from runners.run.value import cast, literals, replace_arguments
-from runners.sweep.job import Argv, Job, Launcher
+from runners.sweep.job import Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
 

@@ -19,11 +19,11 @@ from rich.text import Text
 from lodestar.files import LARGE, open_file, read_json
 from runners.report.job_log import JOB_STATES, Entry
 from runners.run.config import TextValues
-from runners.run.folder import OTHER_WAY, read_status
+from runners.run.folder import LOG, OTHER_WAY, read_status
 from runners.run.output import SIGN_OF_LIFE_S, clock, number_text
 from runners.run.value import is_float
 from runners.sweep.drive import Watcher
-from runners.sweep.job import LOG, Job, cells
+from runners.sweep.job import Job, cells
 
 # Bytes of metrics.csv that surely hold its last line.
 METRICS_TAIL_BYTES = 8192

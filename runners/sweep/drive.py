@@ -18,9 +18,10 @@ from filelock import Timeout
 
 from lodestar.files import LARGE, read_text
 from runners.report.job_log import Entry
+from runners.run.child import Outcome
 from runners.run.exits import HELD, MISSING, NUMERICAL, OK, STOPPING, USAGE, Signals, Stopped
-from runners.run.folder import lock_of, read_status
-from runners.sweep.job import LOG, Job, JobLog, Launcher, Outcome
+from runners.run.folder import LOG, lock_of, read_status
+from runners.sweep.job import Job, JobLog, Launcher
 
 RESUME = ("unfinished", "errored", "never")
 # Exit codes of a job that would fail in the same way again.

@@ -9,26 +9,23 @@ sentence, not the jobs.
 import json
 import os
 import socket
-import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lodestar.files import LARGE, make_folder, open_to_append, read_bytes
+from lodestar.files import LARGE, open_to_append, read_bytes
 from lodestar.settings import Settings
 from runners.report.job_log import Entry, events, path_in, replay
+from runners.run.child import Argv, Outcome
 from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
-from runners.run.folder import LOG, read_status, refuse_links
+from runners.run.folder import read_status, refuse_links
 
-# The arguments of `runners.train`.
-Argv = tuple[str, ...]
 # Seconds after which a launcher that waits notices a signal.
 SIGNAL_WAIT_S = 1.0
 
@@ -50,20 +47,6 @@ class Job:
     def is_finished(self) -> bool:
         """Whether its own folder says so; the job log of a killed sweep may not."""
         return read_status(self.folder).get("state") == "finished"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt at a job ended."""
-
-    # As in `runners.run.exits`; -N: killed by signal N; None: unknown, as its machine was lost.
-    code: int | None
-    # How long it took, by the monotonic clock of the machine that ran it.
-    seconds: float
-    # host:pid, and the node or the batch job where there is one.
-    where: str
-    # One sentence; empty if finished.
-    error: str = ""
 
 
 class Launcher(Settings):
@@ -117,18 +100,6 @@ def cells(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     for job in jobs:
         by_cell.setdefault(str(Path(job.name).parent), []).append(job)
     return by_cell
-
-
-def work(argv: Sequence[str], folder: Path) -> int:
-    """Run a job in this process, which is its own: what it prints goes to log.txt of its folder; returns the code."""
-    make_folder(folder)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    with open_to_append(folder / LOG) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    # Found by its name, as it starts controls, which are such processes, too.
-    return import_module("runners.train").main(list(argv))
 
 
 def process_address() -> str:

@@ -22,8 +22,10 @@ from typing import Any
 
 from envs.vector.workers import cores
 from lodestar.settings import setting
+from runners.run.child import Argv, Outcome
 from runners.run.config import UsageError
-from runners.sweep.job import Argv, Job, Launcher, Outcome, work
+from runners.sweep.job import Job, Launcher
+from runners.sweep.worker import work
 
 WARM = "runners.sweep.warm"
 HOST_NAME = socket.gethostname()

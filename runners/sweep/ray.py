@@ -19,10 +19,10 @@ from lodestar.files import make_parent, read_text
 from lodestar.settings import setting
 from runners.cluster.connect import connect, first_line, load, misfit, other_versions_sentence
 from runners.run.checkpoint import versions, write_atomically
+from runners.run.child import SAVE_S, Argv, Child, Outcome
 from runners.run.config import ADDRESS, UsageError
 from runners.run.exits import TERMINATED
-from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Argv, Job, Launcher, Outcome, process_address
+from runners.sweep.job import Job, Launcher, process_address
 
 # Beside the first job's folder; a node that cannot read it does not share the folder.
 TOKEN_FILE = ".ray-token"

@@ -24,10 +24,10 @@ from typing import Any
 from lodestar.files import read_json
 from lodestar.settings import setting
 from runners.run.checkpoint import write_json
+from runners.run.child import SAVE_S, Argv, Child, Outcome
 from runners.run.config import UsageError, Values
 from runners.run.exits import TERMINATED
-from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Argv, Job, Launcher, Outcome
+from runners.sweep.job import Job, Launcher
 
 # Job name -> id, in submitit's folder.
 BATCH_IDS_FILE = "jobs.json"

@@ -33,7 +33,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "last step": ("runners.run.progress", "Saver.finish", 1),
     "evaluation": ("runners.evaluation.play", "policy", 5),  # the fifth action that the policy is asked for
     "video": ("runners.run.video", "draw", 5),  # the fifth picture, so that there is half a file
-    "control": ("runners.sweep.control", "Control.result", 1),  # the run waits for its control
+    "control": ("runners.run.child", "Control.result", 1),  # the run waits for its control
     "report": ("runners.train", "Work.end", 1),  # everything is written but that the run is finished
 }
 SIGNALS = {"SIGTERM": (signal.SIGTERM, 143), "SIGKILL": (signal.SIGKILL, -9)}

@@ -4,8 +4,8 @@ import json
 import os
 import signal
 
+from runners.run.child import Outcome
 from runners.run.exits import TERMINATED
-from runners.sweep.job import Outcome
 
 
 def options(job):

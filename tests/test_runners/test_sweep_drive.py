@@ -8,10 +8,11 @@ import time
 import pytest
 from filelock import FileLock
 
+from runners.run.child import Outcome
 from runners.run.exits import HELD
 from runners.sweep import drive as loop
 from runners.sweep.drive import drive
-from runners.sweep.job import Job, JobLog, Outcome
+from runners.sweep.job import Job, JobLog
 from runners.sweep.local import Local
 
 DONE = "done"

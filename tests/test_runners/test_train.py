@@ -19,9 +19,9 @@ import rewards
 from lodestar.state import Unsaveable, pack
 from rewards.base import Reward, RewardConfig
 from runners.run import checkpoint, exits
+from runners.run.child import is_controlled
 from runners.run.packages import name_collision
 from runners.run.progress import read_csv
-from runners.sweep import control
 from runners.train import main
 from tests.glossary import explain
 
@@ -522,10 +522,10 @@ def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch
 
     monkeypatch.setattr(rewards.table, "registered", {"paid": Paid})
     plain = ["env=CartPole-v1", "reward=paid"]
-    assert control.is_controlled(compose(plain)[0])
+    assert is_controlled(compose(plain)[0])
     for arguments in ([*plain, "control=none"], [*plain, "total_timesteps=3e5"], [*plain, "reward.paid.weight=0.0"]):
-        assert not control.is_controlled(compose(arguments)[0]), arguments
-    assert not control.is_controlled(compose(["env=CartPole-v1", "reward=rnd"])[0])
+        assert not is_controlled(compose(arguments)[0]), arguments
+    assert not is_controlled(compose(["env=CartPole-v1", "reward=rnd"])[0])
 
 
 @pytest.mark.parametrize("name", ["agents", "envs"])
