@@ -152,10 +152,9 @@ class Hilbert(Whitened):
             rows = rng.integers(len(x), size=size)
             later_rows = np.minimum(rows + rng.geometric(1 - gamma, size) - 1, ends[rows])
             goal_rows = np.where(rng.random(size) < LATER, later_rows, rng.integers(len(x), size=size))
-            index = torch.from_numpy(rows).to(x.device)
-            state = x[index]
-            next_state = y[index]
-            goal_state = y[torch.from_numpy(goal_rows).to(x.device)]
+            state = x[rows]
+            next_state = y[rows]
+            goal_state = y[goal_rows]
             states = torch.cat([state, next_state, goal_state])
             with torch.no_grad():
                 here, there, goal = target(states).split(size, 1)

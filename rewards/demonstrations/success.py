@@ -173,7 +173,7 @@ class Success(Latent):
         """Each row mixed with another, in shares from Beta(1, 1), and labels between, short of 0 and 1."""
         n = len(y)
         share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)
-        mate = torch.from_numpy(self.rng.permutation(n)).to(self.device)
+        mate = self.rng.permutation(n)
         y = y.lerp(y[mate], share[:, 0])
         return x.lerp(x[mate], share), y * (1 - LABEL_SMOOTHING) + LABEL_SMOOTHING / 2
 

@@ -100,7 +100,7 @@ class DEIR(Episodic, Learned):
         successor = self.inputs(batch.next_obs)
         trajectory = self.tensor(batch.extras["way"])
         # False successors are those of other rows.
-        other = self.tensor(self.rng.permutation(len(successor)))
+        other = self.rng.permutation(len(successor))
         return trajectory, self.actions(batch.action), successor, successor[other]
 
     def loss(self, *columns: Tensor) -> Losses:

@@ -84,9 +84,8 @@ class RDD(RND):
                 return self.in_pieces(self.target, x) + self.tensor(noise)
             case "ensemble":
                 draws = self.rng.integers(len(self.targets), size=n)
-                member = self.tensor(draws)
                 outputs = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
-                return outputs[member, torch.arange(n, device=self.device)]
+                return outputs[draws, np.arange(n)]
         # A coin for each feature: +1 or -1.
         coins = self.rng.integers(0, 2, shape).astype(np.float32)
         return self.tensor(coins * 2 - 1)
