@@ -161,7 +161,7 @@ def step_limit(env: gym.Env) -> int | None:
     limits = [getattr(simulator(env), "max_steps", None)]
     if env.spec is not None:
         limits.append(env.spec.max_episode_steps)
-    return min((limit for limit in limits if limit is not None), default=None)
+    return min(filter(None, limits), default=None)
 
 
 def family_of(spec: EnvSpec | None) -> Family:
@@ -191,7 +191,10 @@ def aims_of(family: str, name_of: Callable[[EnvSpec], str] = attrgetter("name"))
 
     def aim(spec: EnvSpec) -> str:
         name = f"{name_of(spec)}-"
-        return next((aim for start, aim in _read_aims()[family].items() if name.startswith(start)), "")
+        for start, sentence in _read_aims()[family].items():
+            if name.startswith(start):
+                return sentence
+        return ""
 
     return aim
 

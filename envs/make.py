@@ -375,11 +375,11 @@ def _guess_id(module: str, name: str, just_registered: set[str]) -> str:
     """What was meant by an id that is not registered, in words: of the module, where one is named, or the nearest."""
     # Ids of the same package count as the module's.
     package = module.partition(".")[0]
-    of_module = [
-        known
-        for known, spec in registry.items()
-        if re.split("[.:]", entry(spec))[0] == package or (module and known in just_registered)
-    ]
+    of_module = []
+    for known, spec in registry.items():
+        owner = re.split("[.:]", entry(spec))[0]
+        if owner == package or (module and known in just_registered):
+            of_module.append(known)
     ids = of_module or list(registry)
     by_lower_case = {known.lower(): known for known in ids}
     newest = {_stem(known): known for known in ids}

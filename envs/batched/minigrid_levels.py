@@ -229,7 +229,9 @@ class _Rooms:
         """Levels whose agents begin in one room, and face nothing or a wall."""
         is_start = self._free_cells(column, line)
         may_face = (self.grid == EMPTY_CELL_CODE) | (self.grid == WALL_CODE)
-        allowed = [is_start & np.roll(may_face, (-dy, -dx), (1, 2)) for dx, dy in DIRECTIONS]
+        allowed = []
+        for dx, dy in DIRECTIONS:
+            allowed.append(is_start & np.roll(may_face, (-dy, -dx), (1, 2)))
         direction, y, x = _choose(self._rng, np.stack(allowed, 1))
         return _levels(self._rng, self.grid, y, x, direction)
 
@@ -382,7 +384,10 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
     # Levels of equally many rooms are made together, so they come in the order of their numbers.
     parts = [_generate_rooms(original, rng, *pair) for pair in zip(numbers.tolist(), counts.tolist())]
     place = np.argsort(np.argsort(n_rooms, kind="stable"))
-    return {name: np.concatenate([part[name] for part in parts])[place] for name in parts[0]}
+    levels = {}
+    for name in parts[0]:
+        levels[name] = np.concatenate([part[name] for part in parts])[place]
+    return levels
 
 
 def _generate_rooms(original: Any, rng: Generator, n_rooms: int, count: int) -> Levels:

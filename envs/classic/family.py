@@ -258,7 +258,10 @@ def kind_of(cls: type) -> Kind | None:
 
 
 def _kind_named(text: str) -> Kind | None:
-    return next((kind for name, kind in CLASSIC_KINDS.items() if name in text), None)
+    for name, kind in CLASSIC_KINDS.items():
+        if name in text:
+            return kind
+    return None
 
 
 def _caption(env: gym.Env, memory: Notes) -> str:
@@ -319,7 +322,10 @@ _OBSERVED: dict[str, tuple[str, ...]] = {
 
 
 def _observed_names(spec: EnvSpec) -> tuple[str, ...]:
-    return next((names for part, names in _OBSERVED.items() if part in class_name(spec)), ())
+    for part, names in _OBSERVED.items():
+        if part in class_name(spec):
+            return names
+    return ()
 
 
 # By the class's name, the lowest and the highest reward of a step.

@@ -181,7 +181,10 @@ def _caption(env: gym.Env, memory: Notes) -> str:
     if not before:
         return ""
     counts = player.achievements
-    events = [words for name, words in ACHIEVEMENT_WORDS.items() if counts[name] > before["achievements"][name]]
+    events = []
+    for name, words in ACHIEVEMENT_WORDS.items():
+        if counts[name] > before["achievements"][name]:
+            events.append(words)
     if player.health < before["health"]:
         events.append("was hurt" if player.health > 0 else "died")
     if player.sleeping and not before["sleeping"]:

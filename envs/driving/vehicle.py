@@ -277,7 +277,8 @@ def _share(network: Any, nodes: tuple[str, ...], car: Any, start: float, stop: f
     lanes = [network.graph[origin][end][0] for origin, end in itertools.pairwise(nodes)]
     nearest = min(lanes, key=lambda lane: lane.distance_with_heading(car.position, car.heading))
     before = sum(lane.length for lane in lanes[: lanes.index(nearest)])
-    along = np.clip(nearest.local_coordinates(car.position)[0], 0, nearest.length)
+    along, _ = nearest.local_coordinates(car.position)
+    along = np.clip(along, 0, nearest.length)
     if stop is None:
         stop = lanes[-1].length
     route_length = sum(lane.length for lane in lanes[:-1]) + stop
@@ -288,7 +289,8 @@ def _track(inner: Any) -> tuple[np.ndarray, int]:
     """CarRacing's track (tiles, 4): alpha, direction, x, y; and the number of the nearest tile."""
     track = np.asarray(inner.track)
     x, y = inner.car.hull.position
-    return track, int(np.argmin((track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2))
+    squared_distance = (track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2
+    return track, int(np.argmin(squared_distance))
 
 
 def _racing_vehicle(inner: Any) -> Vehicle:

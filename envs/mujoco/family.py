@@ -351,8 +351,10 @@ def _height_index(model: Any) -> int | None:
     """Where a pose has the height of the body; None for robots on a rail or a table."""
     if model.jnt_type[0] == _FREE_JOINT:
         return 2
-    joints = map(model.joint, range(model.njnt))
-    return next((joint.qposadr[0] for joint in joints if joint.name == "rootz"), None)
+    for joint in map(model.joint, range(model.njnt)):
+        if joint.name == "rootz":
+            return joint.qposadr[0]
+    return None
 
 
 Limits = tuple[float, float]

@@ -131,8 +131,10 @@ class RoadPainter:
 
     def draw(self, **cars: np.ndarray) -> np.ndarray:
         """Pictures uint8 (K, size, size, 3) of K roads with V cars each: `x`, `y`, `heading` and `crashed`, (K, V)."""
-        starts = range(0, len(cars["x"]), _BATCH_ROADS)
-        parts = [self._draw(**index_obs(cars, slice(start, start + _BATCH_ROADS))) for start in starts]
+        parts = []
+        for start in range(0, len(cars["x"]), _BATCH_ROADS):
+            batch = index_obs(cars, slice(start, start + _BATCH_ROADS))
+            parts.append(self._draw(**batch))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
