@@ -99,7 +99,10 @@ def _environments_text() -> str:
         lines = [f"environments: {family.name}, {family.description}{install_hint(family.extra)}"]
         for name in family.ids:
             goals = family.goals(registry[name]) if name in registry else []
-            words = "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals)
+            phrases = []
+            for goal in goals:
+                phrases.append(f'{goal.name}: "{goal.prompt}"')
+            words = "; ".join(phrases)
             lines.append(f"  {name:<34}{words}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -108,7 +111,9 @@ def _environments_text() -> str:
 def environment(env_id: str) -> str:
     """The docstring of an environment, its options with their defaults, those of its adapter last, and its signals."""
     text = inspect.getdoc(creator(env_id)) or ""
-    lines = [f"  env.{name}={argument_text(option.default)}" for name, option in options(env_id).items()]
+    lines = []
+    for name, option in options(env_id).items():
+        lines.append(f"  env.{name}={argument_text(option.default)}")
     page = f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
     spec = spec_of(env_id)
     signals = family_of(spec).signals(spec)

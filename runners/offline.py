@@ -348,7 +348,10 @@ def report(config: OfflineConfig) -> None:
     for note in result["notes"]:
         print(note)
     if result["labels"]:
-        print("  ".join(f"{key} {value:.3g}" for key, value in result["labels"].items()))
+        figures = []
+        for key, value in result["labels"].items():
+            figures.append(f"{key} {value:.3g}")
+        print("  ".join(figures))
     print(table(result["arms"]))
 
 

@@ -65,7 +65,10 @@ def make_rubric(config: RubricFileConfig) -> None:
 def _find(config: RubricFileConfig, given: list[Principle]) -> list[Principle]:
     """The principles that were given or proposed and predict better than chance."""
     comparisons = read_comparisons(config.comparisons)
-    patterns = {principle.text: principle.pattern for principle in given if principle.pattern}
+    patterns = {}
+    for principle in given:
+        if principle.pattern:
+            patterns[principle.text] = principle.pattern
     options = dict(config.judge_options)
     if config.judge == "rules":
         options.setdefault("patterns", patterns)
@@ -91,7 +94,10 @@ def _find(config: RubricFileConfig, given: list[Principle]) -> list[Principle]:
             f"none of {len(findings)} principles predicts {len(comparisons)} held-out pairs better than chance at "
             f"level={config.level:g}; give more comparisons, or other principles"
         )
-    return [principle._replace(pattern=patterns.get(principle.text, "")) for principle in kept]
+    with_patterns = []
+    for principle in kept:
+        with_patterns.append(principle._replace(pattern=patterns.get(principle.text, "")))
+    return with_patterns
 
 
 def _split(config: RubricFileConfig, comparisons: list[JudgedPair]) -> tuple[list[JudgedPair], list[JudgedPair]]:

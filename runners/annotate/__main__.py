@@ -177,7 +177,10 @@ def draw_pairs(texts: Sequence[str], count: int, seed: int) -> list[Item]:
     swapped = rng.random(len(number)) < 0.5
     first = np.where(swapped, later, earlier)
     second = np.where(swapped, earlier, later)
-    return [(texts[i], texts[j]) for i, j in zip(first.tolist(), second.tolist())]
+    drawn: list[Item] = []
+    for i, j in zip(first.tolist(), second.tolist()):
+        drawn.append((texts[i], texts[j]))
+    return drawn
 
 
 def without_labels(out: str, items: list[Item], identity: str) -> list[Item]:
@@ -193,7 +196,11 @@ def without_labels(out: str, items: list[Item], identity: str) -> list[Item]:
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
     labelled = dict(map(label_in, rows))
-    return [item for item in items if item not in labelled]
+    unlabelled = []
+    for item in items:
+        if item not in labelled:
+            unlabelled.append(item)
+    return unlabelled
 
 
 def preflight(name: str, options: dict[str, Any], item: Item) -> None:
@@ -323,7 +330,9 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     path = Path(config.out)
     make_parent(path)
     # JSON knows no NaN, the only value that differs from itself.
-    findings = {name: None if value != value else value for name, value in findings.items()}
+    for name, value in findings.items():
+        if value != value:
+            findings[name] = None
     write_atomically(path, json.dumps(findings, indent=1) + "\n")
     return findings
 

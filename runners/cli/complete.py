@@ -92,7 +92,11 @@ def _keys(verb: str, module: str, chosen: Chosen, begin: str) -> list[str]:
             keys += _prepend(f"reward.{name}.", declared_fields("reward", reward))
         if begin.startswith("env.") and "env" in chosen:
             keys += _prepend("env.", options_of(chosen["env"]))
-    return [key for key in dict.fromkeys(keys) if key not in chosen and key not in ("rest", "trust")]
+    open_keys = []
+    for key in dict.fromkeys(keys):
+        if key not in chosen and key not in ("rest", "trust"):
+            open_keys.append(key)
+    return open_keys
 
 
 def _values(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
@@ -126,7 +130,13 @@ def _values(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
 def _rewards(chosen: Chosen) -> dict[str, str]:
     """The rewards of a line, by the names that their options have: novelty:Far is called far."""
     names = chosen.get("reward", "").strip("[]'\"").split(",")
-    return {name.rpartition(":")[2].lower() if ":" in name else name: name for name in names}
+    shown_names = {}
+    for name in names:
+        shown_name = name
+        if ":" in name:
+            shown_name = name.rpartition(":")[2].lower()
+        shown_names[shown_name] = name
+    return shown_names
 
 
 def _train_fields() -> dict[str, Declared]:

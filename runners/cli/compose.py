@@ -124,7 +124,10 @@ def name_source(text: str, trusted: bool) -> Values:
     if not env:
         return {}
     require(trusted, f"data={text}", saved_keys({"env": env, "env_options": options}))
-    keys = {f"{ENV}{name}": value for name, value in options.items() if name != "max_episode_steps"}
+    keys = {}
+    for name, value in options.items():
+        if name != "max_episode_steps":
+            keys[f"{ENV}{name}"] = value
     return {"env": env, **keys}
 
 
@@ -386,7 +389,9 @@ def _key_with_its_owner(parts: list[str], names: list[str]) -> str | None:
                 return f"reward.{name}.{path[0]}"
         return None
     # A reward of the user's own is called by its class; the user may have written the name of its file.
-    names_by_file = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
+    names_by_file = {}
+    for name, source in rewards.table.files.items():
+        names_by_file[source.partition(":")[0].rpartition(".")[2]] = name
     near = names_by_file.get(path[0]) or nearest_name(path[0], rewards.names())
     if near in names and path[0] not in names:
         return ".".join(["reward", near, *path[1:]])

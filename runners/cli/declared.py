@@ -130,4 +130,8 @@ def _texts(node: ast.expr | None, module: str) -> list[str]:
         definition, place = _find_definition(module, node.id)
         return _texts(getattr(definition, "value", None), place)
     items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
-    return [str(item.value) for item in items if isinstance(item, ast.Constant)]
+    names = []
+    for item in items:
+        if isinstance(item, ast.Constant):
+            names.append(str(item.value))
+    return names

@@ -107,7 +107,10 @@ def choose_presets(given: Values) -> list[str]:
         pattern_that_matches = {key: _matching_pattern(run[key], patterns[key]) for key in patterns}
         if None not in pattern_that_matches.values():
             # Of several presets that match, the one with most names without a wildcard applies.
-            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in pattern_that_matches.values())
+            exact = 0
+            for pattern in pattern_that_matches.values():
+                if not re.search(r"[*?\[]", str(pattern)):
+                    exact += 1
             matches.append((exact, len(patterns), other))
     names = []
     if matches:

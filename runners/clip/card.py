@@ -90,7 +90,10 @@ def split_captions(lexicon: Lexicon, synonyms: Synonyms) -> dict[str, list[Capti
     phrasings = Grammar(lexicon, np.random.default_rng(1), held_out="phrasings")
     others = Grammar(lexicon, np.random.default_rng(1), held_out="synonyms")
     _, held_out = taught_and_held_out(synonyms)
-    new_words = {word for texts in held_out.values() for text in texts for word in letters(text)}
+    new_words = set()
+    for texts in held_out.values():
+        for text in texts:
+            new_words.update(letters(text))
     splits: dict[str, list[Caption]] = {"phrasings": [], "denials": [], "synonyms": []}
     for name in lexicon.attributes:
         for _ in range(CAPTIONS_A_SPLIT):
@@ -113,7 +116,10 @@ def measure(lexicon: Lexicon, scores: HeldOutScores, captions: list[Caption], st
 
 
 def _mean(values: list[float]) -> float:
-    known = [value for value in values if np.isfinite(value)]
+    known = []
+    for value in values:
+        if np.isfinite(value):
+            known.append(value)
     return float(np.mean(known)) if known else float("nan")
 
 
@@ -130,9 +136,10 @@ def card_text(
         f"control: {GIBBERISH_SENTENCE!r} in place of each sentence": "gibberish",
     }
     split_rows = "\n".join(f"| {split} | {figures[name]:.2f} |" for split, name in splits.items())
-    sentence_rows = "\n".join(
-        f"| {row.sentence} | {row.share:.1%} | {row.auroc:.2f} | {row.untrained:.2f} |" for row in rows
-    )
+    sentence_lines = []
+    for row in rows:
+        sentence_lines.append(f"| {row.sentence} | {row.share:.1%} | {row.auroc:.2f} | {row.untrained:.2f} |")
+    sentence_rows = "\n".join(sentence_lines)
     text = f"""# A small CLIP of {config.env}
 
 It reads a sentence, looks at a frame, and says how well they fit. **It is in-domain, not zero-shot**: its

@@ -100,12 +100,20 @@ class Describer:
     @property
     def opposites(self) -> list[tuple[str, str]]:
         """Prompts of goals, and the sentences for their opposites."""
-        return [(goal.prompt, goal.negative) for goal in self.goals if goal.negative]
+        pairs = []
+        for goal in self.goals:
+            if goal.negative:
+                pairs.append((goal.prompt, goal.negative))
+        return pairs
 
     @property
     def baselines(self) -> list[str]:
         """Sentences that are true of every state."""
-        return list(dict.fromkeys(goal.baseline for goal in self.goals if goal.baseline))
+        baselines = []
+        for goal in self.goals:
+            if goal.baseline:
+                baselines.append(goal.baseline)
+        return list(dict.fromkeys(baselines))
 
 
 def grade(met: np.ndarray, degree: np.ndarray, ends: tuple[float, float]) -> np.ndarray:

@@ -97,7 +97,9 @@ class Sentences:
 
     def __init__(self, source: StateSource, seen: list[Seen]) -> None:
         self.describer = source.describer
-        spoken = dict.fromkeys(text for state in seen for text in state.truths)
+        spoken: dict[str, None] = {}
+        for state in seen:
+            spoken |= dict.fromkeys(state.truths)
         if len(spoken) > MAX_SENTENCES:
             raise UsageError(
                 f"{len(spoken)} different sentences describe {len(seen)} states, the limit is {MAX_SENTENCES}; "
@@ -136,7 +138,11 @@ class Sentences:
     @property
     def opposites(self) -> list[tuple[str, str]]:
         """Prompts and the sentences for their opposites, where the prompt's truth varies."""
-        return [pair for pair in self.describer.opposites if pair[0] in self.sentences]
+        pairs = []
+        for pair in self.describer.opposites:
+            if pair[0] in self.sentences:
+                pairs.append(pair)
+        return pairs
 
     @property
     def taught(self) -> list[str]:

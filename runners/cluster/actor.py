@@ -179,7 +179,10 @@ class Actor:
         collector = self.collector
         seconds_before = dict(collector.seconds)
         # What Ray gives may only be read, so weights are copied.
-        self.policy.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights["policy"].items()})
+        tensors = {}
+        for name, x in weights["policy"].items():
+            tensors[name] = torch.from_numpy(np.array(x))
+        self.policy.load_state_dict(tensors)
         self._roll()
         self._must_roll = True
         collector.collect(lambda t: True)
@@ -189,9 +192,10 @@ class Actor:
         part = self._read_part(evaluate)
         part["number"] = number
         part["version"] = weights["version"]
-        part["seconds"] = {
-            name: collector.seconds[name] - seconds_before[name] for name in ("environment", "inference")
-        }
+        seconds = {}
+        for name in ("environment", "inference"):
+            seconds[name] = collector.seconds[name] - seconds_before[name]
+        part["seconds"] = seconds
         if not self.embeds:
             return part
         frames, part["embedded_at"] = frames_of(part)

@@ -109,11 +109,14 @@ class FleetCollector(Collector):
     def actor_state(self, columns: slice, number: int) -> State:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""
         rollout = self.rollout
+        shown = {}
+        for name, value in rollout.modalities.items():
+            shown[name] = value[0, columns].copy()
         rollout_state = {
             "obs": map_obs(lambda rows: rows[0, columns].copy(), rollout.obs),
             "first_step": rollout.first_step[columns],
             "resetting": rollout.resetting[columns],
-            "shown": {name: value[0, columns].copy() for name, value in rollout.modalities.items()},
+            "shown": shown,
         }
         rng = self.rng.bit_generator.state
         if number > len(self.others):

@@ -28,7 +28,10 @@ class Servers:
 
     def __init__(self, ray: Any, config: TrainConfig, spaces: tuple[Any, Any], device: str) -> None:
         gpus = 1 if device.startswith("cuda") else 0
-        code = [source for key, source in sources(config).items() if key.startswith("reward.")]
+        code = []
+        for key, source in sources(config).items():
+            if key.startswith("reward."):
+                code.append(source)
         self._ray = ray
         self._arguments = (config, code, spaces, device)
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(RewardServer)

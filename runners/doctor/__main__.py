@@ -62,7 +62,10 @@ def examine(config: DoctorConfig) -> int:
         findings += found
         if not config.json:
             show(found)
-    lacking = [finding.name for finding in findings if finding.state == "missing"]
+    lacking = []
+    for finding in findings:
+        if finding.state == "missing":
+            lacking.append(finding.name)
     if config.json:
         print(json.dumps({"ready": not lacking, "findings": [f._asdict() for f in findings]}, indent=1))
     else:
@@ -111,7 +114,11 @@ def choose(by_name: dict[str, Check], only: list[str]) -> dict[str, Check]:
     for name in only:
         if name not in by_name:
             raise UsageError(describe_unknown("only", name, by_name))
-    return {name: by_name[name] for name in by_name if not only or name in only}
+    chosen = {}
+    for name in by_name:
+        if not only or name in only:
+            chosen[name] = by_name[name]
+    return chosen
 
 
 def answers(selected: list[Check]) -> Iterator[list[Finding]]:

@@ -227,7 +227,10 @@ def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
 
 def goal_of(config: TrainConfig) -> Goal | None:
     """The goal, known to the environment's family, that a reward of this run names."""
-    prompts = {getattr(options, "goal", "") for options in config.reward.values()} - {""}
+    prompts = set()
+    for options in config.reward.values():
+        prompts.add(getattr(options, "goal", ""))
+    prompts.discard("")
     for goal in goals(config.env):
         if goal.prompt in prompts:
             return goal

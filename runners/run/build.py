@@ -287,7 +287,11 @@ def refuse_without_captions(config: TrainConfig, mix: Mix) -> None:
         *_, step_info = env.step(env.action_space.sample())
     if "text" in info or "text" in step_info:
         return
-    [name, *_] = [stream.name for stream in mix.streams.values() if "text" in stream.reward.requires]
+    text_streams = []
+    for stream in mix.streams.values():
+        if "text" in stream.reward.requires:
+            text_streams.append(stream.name)
+    [name, *_] = text_streams
     raise UsageError(
         f"reward={name} reads captions, and {config.env} writes none; choose an environment with captions, such as "
         "MiniGrid-DoorKey-5x5-v0, or give this one a FAMILY with a caption"

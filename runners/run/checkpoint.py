@@ -184,7 +184,10 @@ def write_json(path: Path, data: Any) -> None:
 
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the highest step first, and of one step the last that was written."""
-    folders = [path for path in folder.glob("step_*") if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()]
+    folders = []
+    for path in folder.glob("step_*"):
+        if _FOLDER_NAME.fullmatch(path.name) and path.is_dir():
+            folders.append(path)
     return sorted(folders, key=_order, reverse=True)
 
 

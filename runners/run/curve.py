@@ -33,7 +33,10 @@ StreamLines = dict[str, tuple[np.ndarray, ...]]
 def colours(streams: Iterable[str]) -> TextValues:
     """A stream's colour in every picture of a run; the task's is that of its return."""
     table = dict.fromkeys(streams, TASK_COLOUR)
-    others = sorted(name for name in table if name.split()[0] != "task")
+    others = []
+    for name in sorted(table):
+        if name.split()[0] != "task":
+            others.append(name)
     table.update(zip(others, itertools.cycle(STREAM_COLOURS)))
     return table
 

@@ -140,7 +140,10 @@ def open_folder(config: TrainConfig) -> RunFolder:
     for number in range(1, 1000):
         name = stamp if number == 1 else f"{stamp}-{number}"
         path = config.folder().absolute() / name
-        made = [folder for folder in path.parents if not folder.exists()]
+        made = []
+        for parent in path.parents:
+            if not parent.exists():
+                made.append(parent)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -194,7 +197,10 @@ def _differences(config: TrainConfig, path: Path) -> str:
         return "its configuration cannot be read"
     given = flatten(to_dict(config))
     keys = sorted({*given, *saved} - MANAGEMENT)
-    different = [f"{key}={saved.get(key)}" for key in keys if given.get(key) != saved.get(key)]
+    different = []
+    for key in keys:
+        if given.get(key) != saved.get(key):
+            different.append(f"{key}={saved.get(key)}")
     return "it differs in " + (", ".join(different[:4]) or "its version")
 
 
@@ -261,7 +267,10 @@ def refuse_links(path: Path) -> None:
     A link to a file is no such link, as files are replaced; but a lock is opened as it is.
     """
     links = [child for child in path.glob("*") if child.is_symlink()]
-    leading_out = [link.name for link in links if link.name.endswith(".lock") or not link.is_file()]
+    leading_out = []
+    for link in links:
+        if link.name.endswith(".lock") or not link.is_file():
+            leading_out.append(link.name)
     if leading_out:
         names = ", ".join(sorted(leading_out))
         raise UsageError(f"{path} holds links ({names}), which may lead anywhere; put what they lead to in their place")

@@ -37,11 +37,11 @@ def no_label_sentences(scores: Mapping[str, Any]) -> list[str]:
     if not isinstance(uses, Mapping):
         return []
     consequence = "these scores are those of a run without that reward, and a comparison says nothing about it"
-    return [
-        f"{name} had no label of its judge: {consequence}"
-        for name, use in uses.items()
-        if isinstance(use, Mapping) and use.get("labels") == 0
-    ]
+    sentences = []
+    for name, use in uses.items():
+        if isinstance(use, Mapping) and use.get("labels") == 0:
+            sentences.append(f"{name} had no label of its judge: {consequence}")
+    return sentences
 
 
 def _sentence(name: str, use: Mapping[str, Any]) -> str:

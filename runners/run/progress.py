@@ -464,7 +464,9 @@ class Dashboard(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        cells = [Text(f"{tag} {value:.4g}") for tag, value in sorted(self.numbers.items())]
+        cells = []
+        for tag, value in sorted(self.numbers.items()):
+            cells.append(Text(f"{tag} {value:.4g}"))
         yield Columns(cells, equal=True, column_first=True)
 
 

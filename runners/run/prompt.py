@@ -124,7 +124,11 @@ def goal_of(options: Values, model: HILP, batch: Transitions) -> np.ndarray:
 
 def refuse_missing(batch: Transitions, reads: Any, who: str) -> None:
     """A UsageError for what `reads` requires and the data lacks."""
-    missing = sorted({name.removeprefix("obs_") for name in reads.requires if getattr(batch, name) is None})
+    lacking = set()
+    for name in reads.requires:
+        if getattr(batch, name) is None:
+            lacking.add(name.removeprefix("obs_"))
+    missing = sorted(lacking)
     if missing:
         options = {"frame": f"frames={reads.frame_size or 224}", "text": "text=true", "signals": "signals=true"}
         fix = " ".join(options.get(name, name) for name in missing)

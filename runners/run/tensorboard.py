@@ -97,7 +97,10 @@ def short_names(names: Sequence[str]) -> list[str]:
     shared = [len(set(parts)) == 1 for parts in zip(*split)]
     shortened = []
     for parts in split:
-        own = [part for part, is_shared in itertools.zip_longest(parts, shared) if not is_shared]
+        own = []
+        for part, is_shared in itertools.zip_longest(parts, shared):
+            if not is_shared:
+                own.append(part)
         shortened.append(" ".join(own or parts))
     return shortened
 

@@ -108,7 +108,10 @@ def _reach(key: str, value: Any, settings: Values) -> Iterator[str]:
     """A phrase for everything that a setting would import, send, read or write."""
     part, _, rest = key.partition(".")
     option = key.rpartition(".")[2]
-    texts = [text for text in _texts(value) if text and not is_float(text)]
+    texts = []
+    for text in _texts(value):
+        if text and not is_float(text):
+            texts.append(text)
     if key == "env":
         module = str(value).rpartition(":")[0]
         if module and not _is_known(module):
@@ -199,7 +202,11 @@ def _texts(value: Any) -> Iterator[str]:
 def secrets() -> dict[str, str]:
     """Environment variables whose names mark their values as secret."""
     names = filter(SECRET_VARIABLE.search, os.environ)
-    return {name: os.environ[name] for name in names if len(os.environ[name]) >= MIN_SECRET_LENGTH}
+    values = {}
+    for name in names:
+        if len(os.environ[name]) >= MIN_SECRET_LENGTH:
+            values[name] = os.environ[name]
+    return values
 
 
 def mask_secrets(text: str) -> str:

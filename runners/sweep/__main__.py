@@ -98,7 +98,10 @@ def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
 
 def show_tensorboard(folder: Path, jobs: list[Job]) -> None:
     """Print what shows all runs, by short names, in one TensorBoard; nothing where none has a log."""
-    logged = [job for job in jobs if (job.folder / "tensorboard").is_dir()]
+    logged = []
+    for job in jobs:
+        if (job.folder / "tensorboard").is_dir():
+            logged.append(job)
     if not logged:
         return
     from runners.run.tensorboard import command_line, link_runs, short_names

@@ -87,7 +87,11 @@ def begin(folder: Path, settings: Values) -> None:
     settings = json.loads(json.dumps(settings))
     earlier = read_json(path) or settings
     if earlier != settings:
-        keys = ", ".join(key for key in settings if settings[key] != earlier.get(key))
+        changed_keys = []
+        for key in settings:
+            if settings[key] != earlier.get(key):
+                changed_keys.append(key)
+        keys = ", ".join(changed_keys)
         raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")
     write_json(path, settings)
 
@@ -95,7 +99,10 @@ def begin(folder: Path, settings: Values) -> None:
 def make_launcher(name: str, options: Values) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls = resolve_name(LAUNCHERS[name])
-    keys = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
+    keys = []
+    for key, declared in declarations(cls).items():
+        if declared.help:
+            keys.append(f"launcher.{key}")
     hints = typing.get_type_hints(cls)
     given = {}
     for option, value in options.items():

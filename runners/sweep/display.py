@@ -170,7 +170,11 @@ class Display(Watcher):
     def _counts(self) -> str:
         """How many jobs are in which state, and the time left at the speed since this command began."""
         by_state = _by_state(self.jobs, self._entries)
-        counts = ", ".join(f"{len(by_state[state])} {state}" for state in JOB_STATES if by_state[state])
+        count_words = []
+        for state in JOB_STATES:
+            if by_state[state]:
+                count_words.append(f"{len(by_state[state])} {state}")
+        counts = ", ".join(count_words)
         line = f"{counts} of {len(self.jobs)}"
         amount = self._amount_ended()
         new = amount - (self._ended_before or 0.0)
@@ -184,7 +188,9 @@ class Display(Watcher):
         doings = Counter(run.doing for run in self._runs.values())
         if not doings:
             return ""
-        parts = [doing if count == 1 else f"{count} {doing}" for doing, count in doings.items()]
+        parts = []
+        for doing, count in doings.items():
+            parts.append(doing if count == 1 else f"{count} {doing}")
         return f"; {', '.join(parts)}"
 
     def _table(self) -> Table:

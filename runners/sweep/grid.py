@@ -97,7 +97,10 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[TextValu
     points = [dict(zip(choices, texts)) for texts in itertools.product(*choices.values())]
     cells: dict[str, tuple[TextValues, TrainConfig]] = {}
     for given in _used_points(points):
-        swept = {key: text for key, text in given.items() if len(choices[key]) > 1}
+        swept = {}
+        for key, text in given.items():
+            if len(choices[key]) > 1:
+                swept[key] = text
         try:
             config, _ = compose(assignments(given | {"seed": seed}))
         except UsageError as error:
@@ -116,7 +119,10 @@ def _used_points(points: list[TextValues]) -> list[TextValues]:
     """Without the options that belong to what another job uses and this one does not; each once."""
     picks = [choose_agent_and_rewards(assignments(given)) for given in points]
     # The options of environments cost an import, so they are read only where some are given.
-    envs = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
+    envs = set()
+    for given in points:
+        if any(key.startswith(ENV) for key in given):
+            envs.add(given["env"])
     env_options = {env: set(options(environment(env))) for env in sorted(envs)}
     usable = []
     usable_by_any: dict[str, set[str]] = defaultdict(set)

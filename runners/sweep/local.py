@@ -138,7 +138,10 @@ class Local(Launcher):
         share_of_each = min(share, 1.0)
         count = max(round(share), 1)
         # Shares are added and subtracted as floats, so they are compared with some tolerance.
-        with_room = [gpu for gpu, free in self._gpus.items() if free > share_of_each - 1e-6]
+        with_room = []
+        for gpu, free in self._gpus.items():
+            if free > share_of_each - 1e-6:
+                with_room.append(gpu)
         if len(with_room) < count:
             return None
         chosen = sorted(with_room, key=self._gpus.__getitem__)[-count:]

@@ -156,7 +156,10 @@ class Slurm(Launcher):
             if self.memory_gb is not None:
                 options["mem"] = f"{math.ceil(self.memory_gb * 1024)}MB"
         # What is left to the cluster is not named.
-        given = {name: value for name, value in options.items() if value}
+        given = {}
+        for name, value in options.items():
+            if value:
+                given[name] = value
         executor.update_parameters(**given)
         return executor
 

@@ -131,7 +131,9 @@ class Space:
 
     def __str__(self) -> str:
         """As a command line gives it: [0.0001,0.01,log]."""
-        words = [f"{value:g}" if isinstance(value, float) else str(value) for value in self.values]
+        words = []
+        for value in self.values:
+            words.append(f"{value:g}" if isinstance(value, float) else str(value))
         if self.kind != "even":
             words.append(self.kind)
         return f"[{','.join(words)}]"
@@ -208,7 +210,10 @@ def values_of(config: TrainConfig, tried: list[Space]) -> Values:
 def check(config: TrainConfig, values: Values) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in options_by_prefix(config).items():
-        changes = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        changes = {}
+        for key, value in values.items():
+            if key.startswith(prefix):
+                changes[key.removeprefix(prefix)] = value
         dataclasses.replace(options, **changes)
 
 
