@@ -127,9 +127,11 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
         if len(agent_names) > 1:
             raise ValueError(f"agent={agent!r} names several; a run has one agent, `lodestar sweep` takes several")
         for name, options in reward_options.items():
-            keys |= {f"reward.{name}.{key}": value for key, value in options.items()}
+            for key, value in options.items():
+                keys[f"reward.{name}.{key}"] = value
         for options in agent_options.values():
-            keys |= {f"agent.{key}": value for key, value in options.items()}
+            for key, value in options.items():
+                keys[f"agent.{key}"] = value
 
         # As on the command line, a list names every term; a single bonus is added to the task's
         # reward.
@@ -304,7 +306,8 @@ def make_reward(
         given_keys = []
         for name, own in given.items():
             if isinstance(own, dict):
-                given_keys += [f"reward.{name}.{key}" for key in own]
+                for key in own:
+                    given_keys.append(f"reward.{name}.{key}")
         fill_goals(SimpleNamespace(env=spec.id, reward=configs), given_keys)
     return make_mix(configs, *spaces_of(env), gamma=gamma, seed=seed, device=device)
 

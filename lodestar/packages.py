@@ -53,7 +53,9 @@ def install(requirement: str) -> str:
 def _commands() -> dict[str, str]:
     """The command for each distribution that we require, or that an extra brings."""
     core, extras = read_requirements()
-    commands = {distribution(line): install(line) for line in core}
+    commands = {}
+    for line in core:
+        commands[distribution(line)] = install(line)
     for extra, lines in extras.items():
         for name in map(distribution, lines):
             commands.setdefault(name, install(f"{DISTRIBUTION}[{extra}]"))

@@ -239,7 +239,10 @@ def check_config(config: object, kind: type) -> None:
     arguments = "..."
     given = f"of type {type(config).__name__}"
     if isinstance(config, dict):
-        arguments = ", ".join(f"{key}={value!r}" for key, value in config.items())
+        items = []
+        for key, value in config.items():
+            items.append(f"{key}={value!r}")
+        arguments = ", ".join(items)
     if isinstance(config, dict | type):
         given = repr(config)
     raise ValueError(f"the options {given} are no {kind.__name__}; give {kind.__name__}({arguments})")

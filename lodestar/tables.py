@@ -106,7 +106,9 @@ class Table(Generic[T]):
         for need in self.needs:
             if not hasattr(cls, need):
                 raise ValueError(f"{source} is no {self.kind}: it has no `{need}`; extend {self.kind}s.base")
-        others = self.ours | {key: entry.value for key, entry in self.plugins().items()}
+        others = dict(self.ours)
+        for key, entry in self.plugins().items():
+            others[key] = entry.value
         if others.get(name) == source:
             return name
         if name in others:
@@ -137,7 +139,10 @@ class Table(Generic[T]):
         cls = getattr(module, class_name, None)
         if isinstance(cls, type):
             return cls
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        classes = []
+        for name, value in vars(module).items():
+            if isinstance(value, type):
+                classes.append(name)
         near = difflib.get_close_matches(class_name, classes, n=1)
         hint = f"; did you mean {place}:{near[0]}?" if near else ""
         raise ValueError(f"{self.kind}={given}: {module.__file__} has no class {class_name!r}{hint}")
@@ -153,7 +158,10 @@ class Table(Generic[T]):
                 f"the {self.kind} {name!r} is built in, and {plugins[name].value} is installed under the same name; "
                 "rename its entry point, or uninstall it"
             )
-        names = {plugin.dist.name for plugin in plugins if plugin.dist}
+        names = set()
+        for plugin in plugins:
+            if plugin.dist:
+                names.add(plugin.dist.name)
         if len(names) > 1:
             owners = " and by ".join(sorted(names))
             raise ValueError(

@@ -175,9 +175,11 @@ def _cast(values: Any, space: Any) -> Any:
     if isinstance(space, spaces.Dict) and isinstance(values, dict):
         if set(space) != set(values):
             return None
-        parts = {key: _cast(values[key], space[key]) for key in space}
-        if any(part is None for part in parts.values()):
-            return None
+        parts = {}
+        for key in space:
+            parts[key] = _cast(values[key], space[key])
+            if parts[key] is None:
+                return None
         return parts
     if isinstance(space, spaces.Dict) or isinstance(values, dict):
         return None
@@ -316,7 +318,10 @@ def _unfold_obs(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
     rows = rows.reshape(*rows.shape[:2], *(space.shape or ()))
     if plain_space(space) == space:
         return rows
-    flat = [plain_obs(space, obs) for row in rows for obs in row]
+    flat = []
+    for row in rows:
+        for obs in row:
+            flat.append(plain_obs(space, obs))
     stacked = join(np.stack, flat)
     return map_obs(lambda x: x.reshape(*rows.shape[:2], *x.shape[1:]), stacked)
 

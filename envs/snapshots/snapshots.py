@@ -207,7 +207,11 @@ def _variables(inner: Any) -> tuple[str, ...]:
     # What moves is no argument, though FourRooms takes the agent's first place under the name of
     # its place.
     fixed = (_FIXED | _arguments(kind)) - _MOVING
-    return tuple(name for name in vars(inner) if name not in fixed)
+    names = []
+    for name in vars(inner):
+        if name not in fixed:
+            names.append(name)
+    return tuple(names)
 
 
 @functools.cache
@@ -331,6 +335,8 @@ def _classes() -> dict[str, type]:
         from minigrid.envs.multiroom import MultiRoom
     except ImportError:
         return {}
-    classes = [kind for kind in vars(world_object).values() if inspect.isclass(kind)]
-    objects = [kind for kind in classes if issubclass(kind, world_object.WorldObj)]
-    return {kind.__name__: kind for kind in (*objects, Grid, Room, LockedRoom, MultiRoom)}
+    classes: list[type] = [Grid, Room, LockedRoom, MultiRoom]
+    for kind in vars(world_object).values():
+        if inspect.isclass(kind) and issubclass(kind, world_object.WorldObj):
+            classes.append(kind)
+    return {kind.__name__: kind for kind in classes}

@@ -354,8 +354,10 @@ class BufferedVectorEnv(VectorEnv):
         mask = np.asarray(options.pop("reset_mask", np.ones(n, bool)), bool)
         if len(seeds) != n or mask.shape != (n,):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
-        rows = np.flatnonzero(mask).tolist()
-        texts = self.ask("reset", {row: (seeds[row], options or None) for row in rows})
+        arguments = {}
+        for row in np.flatnonzero(mask).tolist():
+            arguments[row] = (seeds[row], options or None)
+        texts = self.ask("reset", arguments)
         self._show_begun(texts)
         return self._slots.obs, self._infos(self._slots, False)
 
@@ -422,7 +424,7 @@ class BufferedVectorEnv(VectorEnv):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What each environment's method `name` returns, or its attribute of that name."""
-        results = self.ask("call", {row: (name, args, kwargs) for row in range(self.num_envs)})
+        results = self.ask("call", dict.fromkeys(range(self.num_envs), (name, args, kwargs)))
         return tuple(results[row] for row in range(self.num_envs))
 
     def ask(self, method: str, arguments: Arguments) -> dict[int, Any]:

@@ -257,7 +257,9 @@ class Budget:
         if not self.restarts:
             raise WorkerError(sentence)
         error = WorkerError(f"{sentence}; that is more than {self.restarts} restarts within {self.window:g} s")
-        lines = [f"{now - when:.1f} s before: {reason}" for when, reason in self._recent]
+        lines = []
+        for when, reason in self._recent:
+            lines.append(f"{now - when:.1f} s before: {reason}")
         error.add_note("\n".join(["What happened:", *lines]))
         raise error
 
@@ -298,12 +300,19 @@ def stop(workers: list[Worker]) -> None:
             worker.process.join(seconds_left)
     finally:
         # Workers are killed also if a signal ends the waiting above.
-        alive = [worker.process for worker in workers if worker.process.is_alive()]
+        alive = []
+        for worker in workers:
+            if worker.process.is_alive():
+                alive.append(worker.process)
         for process in alive:
             process.kill()
         for process in alive:
             process.join(KILL_TIMEOUT_S)
-    for file in {worker.crash_file for worker in workers if worker.crash_file is not None}:
+    crash_files = set()
+    for worker in workers:
+        if worker.crash_file is not None:
+            crash_files.add(worker.crash_file)
+    for file in crash_files:
         with suppress(OSError):
             if file.stat().st_size == 0:
                 file.unlink()

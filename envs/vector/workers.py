@@ -172,7 +172,11 @@ class Workers(BufferedVectorEnv):
 
     def _workers_of(self, group: slice) -> list[int]:
         rows = range(self.num_envs)
-        return [worker for worker in range(self.processes) if rows[share(group, worker, self.processes)]]
+        members = []
+        for worker in range(self.processes):
+            if rows[share(group, worker, self.processes)]:
+                members.append(worker)
+        return members
 
     def _start_worker(self, worker: int, lost: dict[int, int]) -> Worker:
         """Start a process, with environments whose episodes were lost, row -> new seed, or which are the first."""

@@ -112,8 +112,11 @@ class Flat(Stateful):
         parameters = [state["state"][key] for key in sorted(state["state"])]
         if not parameters:
             return self.state_dict()
-        means = [parameter["exp_avg"].reshape(-1) for parameter in parameters]
-        squares = [parameter["exp_avg_sq"].reshape(-1) for parameter in parameters]
+        means = []
+        squares = []
+        for parameter in parameters:
+            means.append(parameter["exp_avg"].reshape(-1))
+            squares.append(parameter["exp_avg_sq"].reshape(-1))
         return {"mean": torch.cat(means), "square": torch.cat(squares), "steps": parameters[0]["step"]}
 
 

@@ -140,7 +140,10 @@ class StageReward(Programmed):
 
     def _warn(self) -> None:
         self.warned = True
-        never = [name for name, count in zip(self.names, self.ended) if not count]
+        never = []
+        for name, count in zip(self.names, self.ended):
+            if not count:
+                never.append(name)
         if never:
             warnings.warn(
                 f"after {self.seen} transitions no episode has ended stage {never[0]!r} of {self.config.file}, so the "

@@ -322,7 +322,10 @@ class Guidance(Reward):
         changed = after["asked"] != before["asked"]
         is_new = valid & changed & ~np.isin(after["asked"], self._keys)
         for row in np.flatnonzero(is_new):
-            events = [self._captions.get(code) for code in after["recent"][row].tolist() if code]
+            events = []
+            for code in after["recent"][row].tolist():
+                if code:
+                    events.append(self._captions.get(code))
             # A cache that was cleared may lack one: such a situation cannot be put in words.
             if None not in events:
                 annotator.offer([json.dumps(events)], 0)

@@ -389,7 +389,9 @@ class WholeEpisodes(Stateful):
         self.dropped += int((complete & ~fits).sum())
         episodes: list[Episode] = []
         for a, b in zip(first[complete & fits], last[complete & fits] + 1):
-            episode: Episode = {name: columns[name][a:b].copy() for name in ("rows", "actions")}
+            episode: Episode = {}
+            for name in ("rows", "actions"):
+                episode[name] = columns[name][a:b].copy()
             episode["total"] = float(columns["reward"][a:b].sum())
             episodes.append(episode)
         self.kept.extend(episodes)

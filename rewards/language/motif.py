@@ -99,7 +99,10 @@ def _fit_labels(
     device: str,
 ) -> dict[str, Any]:
     """A model fitted to the labels of a file: its state, its scores of all captions, and notes on both."""
-    values = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
+    values = {}
+    for item, value in RecordedLabels(path).labels.items():
+        if not math.isnan(value):
+            values[item] = value
     pairs: list[Item] = [item for item in values if not isinstance(item, str)]
     items: list[Item] = pairs or list(values)
     if len(items) < 2:

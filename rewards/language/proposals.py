@@ -116,7 +116,10 @@ def measure(
 
 def keep(findings: Sequence[PrincipleRecord], level: float) -> list[Principle]:
     """The principles that predict better than chance, the heaviest first."""
-    kept = [Principle(finding.text, finding.weight) for finding in findings if finding.chance <= level]
+    kept = []
+    for finding in findings:
+        if finding.chance <= level:
+            kept.append(Principle(finding.text, finding.weight))
     return sorted(kept, key=lambda principle: -principle.weight)
 
 

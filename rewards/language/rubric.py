@@ -69,7 +69,10 @@ class Rubric(JudgedCaptions):
         texts, weights, patterns = zip(*principles)
         self.principles: tuple[str, ...] = texts
         self.weights = np.array(weights)
-        without = [text for text, pattern in zip(texts, patterns) if not pattern]
+        without = []
+        for text, pattern in zip(texts, patterns):
+            if not pattern:
+                without.append(text)
         judge = config.judge
         if judge == "auto":
             judge = "openai" if without else "rules"

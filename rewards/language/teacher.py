@@ -129,7 +129,10 @@ class Teacher(Judge):
     def plans(self, signals: np.ndarray, most: int) -> np.ndarray:
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
         levels = list(map(level_of, signals))
-        new = {level.key: level for level in levels if level is not None and level.key not in self._plans}
+        new = {}
+        for level in levels:
+            if level is not None and level.key not in self._plans:
+                new[level.key] = level
         if new:
             new_levels = list(new.values())
             for new_level, rows in zip(new_levels, self.ask(new_levels)):
@@ -220,7 +223,10 @@ class ModelTeacher(ModelJudge, Teacher):
         self._identity = f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        new = {level.key: level for level in levels if level.key not in self.table}
+        new = {}
+        for level in levels:
+            if level.key not in self.table:
+                new[level.key] = level
         stored, answered = self.ask_kept(new, self._ask_model, _parse_raw_plan)
         for key, answer in (stored | answered).items():
             if not isinstance(answer, JudgeError):
@@ -417,7 +423,10 @@ class _Planner:
         goals = self._cells_of(OBJECT_GOAL)
         if goals:
             return *goals[0], GO
-        locked = [cell for cell in self._cells_of(OBJECT_DOOR) if self._is_locked(*cell)]
+        locked = []
+        for cell in self._cells_of(OBJECT_DOOR):
+            if self._is_locked(*cell):
+                locked.append(cell)
         if not locked:
             return None
         boxes = self._cells_of(OBJECT_BOX)
@@ -462,7 +471,10 @@ class _Planner:
         if colour in self.sought:
             raise _NoWayError
         self.sought.add(colour)
-        keys = [(x, y) for x, y in self._cells_of(OBJECT_KEY) if self.grid[y, x, 1] == colour]
+        keys = []
+        for x, y in self._cells_of(OBJECT_KEY):
+            if self.grid[y, x, 1] == colour:
+                keys.append((x, y))
         if not keys:
             keys = [self._open_box(colour)]
         self.reach(*keys[0], TAKE)

@@ -152,7 +152,11 @@ class Endpoint(Settings):
     def options(self) -> dict[str, Any]:
         """What the request's body holds beside model and messages."""
         options = {"temperature": 0, "max_tokens": self.max_tokens, **(self.body or {})}
-        return {name: value for name, value in options.items() if value is not None}
+        given = {}
+        for name, value in options.items():
+            if value is not None:
+                given[name] = value
+        return given
 
 
 @dataclass
@@ -210,7 +214,10 @@ class Chat:
             reply = Reply()
         # What the user set in the body is not asked for in another way.
         user_body = self.endpoint.body or {}
-        optional = {name: value for name, value in NO_THINKING.items() if name not in user_body}
+        optional = {}
+        for name, value in NO_THINKING.items():
+            if name not in user_body:
+                optional[name] = value
         if schema is not None:
             form = {"name": "answer", "strict": True, "schema": schema}
             optional[SCHEMA_OPTION] = {"type": "json_schema", "json_schema": form}
@@ -219,7 +226,11 @@ class Chat:
 
     def _ask_in_some_form(self, body: dict[str, Any], optional: dict[str, Any], reply: Reply) -> str:
         """Ask with as many of the optional entries as the server takes."""
-        fullest = frozenset(name for name in optional if self.takes.get(name, True))
+        taken = []
+        for name in optional:
+            if self.takes.get(name, True):
+                taken.append(name)
+        fullest = frozenset(taken)
         # The fullest form first; a single one once the server has answered.
         forms = [fullest]
         for left_out in (NO_THINKING.keys(), {SCHEMA_OPTION}, {SCHEMA_OPTION, *NO_THINKING}):

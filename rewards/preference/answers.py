@@ -110,7 +110,10 @@ class KeptAnswers:
     def take(self, like: Transitions, most: int, held: Pair | None = None) -> tuple[Transitions, Transitions, Any]:
         """At most `most` answers not taken before, and not the pair `held`: segments (L, B) twice, labels (B,)."""
         self.drop_segments_unlike(like)
-        unseen = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)]
+        unseen = []
+        for pair in self.segments:
+            if pair not in self.taken and pair != held and self.has_label(pair):
+                unseen.append(pair)
         new = unseen[:most]
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
@@ -140,7 +143,10 @@ class KeptAnswers:
 
 def drop_unread_fields(segments: Transitions) -> Transitions:
     """What a reward learns from: no pictures, no texts, and no observations where an embedding stands for them."""
-    extras = {name: value for name, value in segments.extras.items() if name != PICTURE_NUMBERS}
+    extras = {}
+    for name, value in segments.extras.items():
+        if name != PICTURE_NUMBERS:
+            extras[name] = value
     absent: dict[str, Any] = {"obs": None}
     for name in MODALITIES:
         absent |= {name: None, f"obs_{name}": None}

@@ -190,7 +190,7 @@ class Vision(Reward):
 
 def sentences(text: str) -> list[str]:
     """The sentences of a field, which `|` separates."""
-    return [part.strip() for part in text.split("|") if part.strip()]
+    return list(filter(None, map(str.strip, text.split("|"))))
 
 
 def is_nonzero(seen: np.ndarray) -> np.ndarray:

@@ -348,7 +348,11 @@ class Asker:
         with self.pending.lock:
             for item, value in answers.items():
                 self.pending.answer(item, value, cached=True)
-        return [item for item in items if item not in answers]
+        unanswered = []
+        for item in items:
+            if item not in answers:
+                unanswered.append(item)
+        return unanswered
 
     def _put_questions(self, now: float) -> None:
         # One batch of many texts at a time, or many questions of one text.
