@@ -263,7 +263,7 @@ class BatchedPendulum(BatchedClassic):
 
     def _angle(self) -> Array:
         """The angle from upright, in [-pi, pi)."""
-        return wrap(self.state["x"][:, 0])
+        return (self.state["x"][:, 0] + np.pi) % (2 * np.pi) - np.pi
 
     def _observe(self, state: State, out: Array) -> None:
         theta, theta_dot = state["x"].T

@@ -182,7 +182,9 @@ class Learned(Reward):
 
     def fit(self, columns: Columns) -> Metrics:
         """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
-        compiled = self.compiled.kernel("loss", "descend", "fit")
+        compiled = None
+        if self.compiles:
+            compiled = self.compiled.kernel("loss", "descend", "fit")
         sums: Any = Counter()
         count = 0
         for _ in range(self.config.epochs):
@@ -272,9 +274,10 @@ class Learned(Reward):
 
     def in_pieces(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        compiled_values = self.compiled.rates(function, columns)
-        if compiled_values is not None:
-            return compiled_values
+        if self.compiles:
+            compiled_values = self.compiled.rates(function, columns)
+            if compiled_values is not None:
+                return compiled_values
         piece_rows = MAX_PIECE_ROWS if self.layout.images else len(columns[0])
         split_columns = zip(*(column.split(piece_rows) for column in columns))
         with torch.no_grad():

@@ -97,6 +97,9 @@ class Mix(Stateful):
         self.on_nan = OnNan()
         for stream in streams:
             stream.on_nan = self.on_nan
+        # Constant weights are read once, the others at each call of `weights`.
+        self._first_weights = {stream.name: stream.weight(0) for stream in streams}
+        self._varying = [stream for stream in streams if stream.weight_varies]
 
     @property
     def is_task(self) -> bool:
@@ -230,7 +233,9 @@ class Mix(Stateful):
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
-        weights = {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+        weights = dict(self._first_weights)
+        for stream in self._varying:
+            weights[stream.name] = stream.weight(timesteps)
         if not self.limits:
             return weights
         # However large multipliers become, rewards stay of the size of the task's or of the cost.
@@ -426,6 +431,8 @@ class Stream(Stateful):
             self.weight = self.limit
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED_WEIGHT  # by the agent, which moves `weight.start`
+        is_constant = isinstance(self.weight, Schedule) and self.weight.kind == "constant"
+        self.weight_varies = self.learned or not is_constant
         self.warmup = config.warmup
         self.freeze = config.freeze
         # A scale that moves on would undo what the weight learns.
