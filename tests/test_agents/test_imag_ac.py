@@ -124,6 +124,9 @@ def test_samples_come_as_often_as_the_probabilities_say():
 class Corridor:
     """Five places in a row; action 1 goes right, 0 left; the last place has reward 1, and ends the episode."""
 
+    uncertainty = None
+    empowerment = None
+
     def __init__(self):
         self.cell = self
         self.places = 5
