@@ -115,7 +115,7 @@ def with_status(text: str, numbers: np.ndarray) -> str:
     return f"{text} {line}" if text else line
 
 
-def _repair(env: gym.Env) -> gym.Env:
+def _add_seeds_and_limit(env: gym.Env) -> gym.Env:
     max_steps = simulator(env)._max_episode_steps
     env = RealSeeds(env)
     # MiniHack's registrations have no limit; each class has one of its own.
@@ -206,7 +206,7 @@ NETHACK_FAMILY = Family(
     module="nle",
     extra="nethack",
     arguments=_arguments,
-    repair=_repair,
+    repair=_add_seeds_and_limit,
     adapt=GameObservation,
     options=frozenset({"crop", "message", "leak", "status"}),
     caption=_caption,

@@ -228,12 +228,12 @@ class LaRe(Learned):
 
     def _targets(self, episodes: Iterable[Episode]) -> np.ndarray:
         """What the sums of episodes are fitted to, float32 (B,)."""
-        returns = _returns(episodes)
+        returns = _episode_totals(episodes)
         if self.config.success is not None:
             return (returns > self.config.success).astype(np.float32)
         mean_return = 0.0
         if self.config.form == "implicit":
-            mean_return = float(_returns(self.episodes.kept).mean())
+            mean_return = float(_episode_totals(self.episodes.kept).mean())
         return (returns - mean_return).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
@@ -290,7 +290,7 @@ class LaRe(Learned):
         return lines
 
 
-def _returns(episodes: Iterable[Episode]) -> np.ndarray:
+def _episode_totals(episodes: Iterable[Episode]) -> np.ndarray:
     return np.array([episode["total"] for episode in episodes])
 
 
