@@ -139,10 +139,7 @@ class Table(Generic[T]):
         cls = getattr(module, class_name, None)
         if isinstance(cls, type):
             return cls
-        classes = []
-        for name, value in vars(module).items():
-            if isinstance(value, type):
-                classes.append(name)
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
         near = difflib.get_close_matches(class_name, classes, n=1)
         hint = f"; did you mean {place}:{near[0]}?" if near else ""
         raise ValueError(f"{self.kind}={given}: {module.__file__} has no class {class_name!r}{hint}")

@@ -99,10 +99,7 @@ def _environments_text() -> str:
         lines = [f"environments: {family.name}, {family.description}{install_hint(family.extra)}"]
         for name in family.ids:
             goals = family.goals(registry[name]) if name in registry else []
-            phrases = []
-            for goal in goals:
-                phrases.append(f'{goal.name}: "{goal.prompt}"')
-            words = "; ".join(phrases)
+            words = "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals)
             lines.append(f"  {name:<34}{words}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -111,9 +108,7 @@ def _environments_text() -> str:
 def environment(env_id: str) -> str:
     """The docstring of an environment, its options with their defaults, those of its adapter last, and its signals."""
     text = inspect.getdoc(creator(env_id)) or ""
-    lines = []
-    for name, option in options(env_id).items():
-        lines.append(f"  env.{name}={argument_text(option.default)}")
+    lines = [f"  env.{name}={argument_text(option.default)}" for name, option in options(env_id).items()]
     page = f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
     spec = spec_of(env_id)
     signals = family_of(spec).signals(spec)

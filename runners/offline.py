@@ -348,10 +348,7 @@ def report(config: OfflineConfig) -> None:
     for note in result["notes"]:
         print(note)
     if result["labels"]:
-        figures = []
-        for key, value in result["labels"].items():
-            figures.append(f"{key} {value:.3g}")
-        print("  ".join(figures))
+        print("  ".join(f"{key} {value:.3g}" for key, value in result["labels"].items()))
     print(table(result["arms"]))
 
 

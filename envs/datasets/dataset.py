@@ -207,7 +207,7 @@ def _describe(values: Any) -> str:
 def _transitions(episode: StoredEpisode, transform: Callable[[Any], Any], action_space: spaces.Space) -> Transitions:
     steps = len(episode.reward)
     action = np.asarray(episode.action)
-    lengths = {len(part) for part in _leaves(episode.obs)}
+    lengths = set(map(len, _leaves(episode.obs)))
     if lengths != {steps + 1} or len(action) != steps or not steps:
         raise ValueError(
             f"an episode has {steps} rewards, {len(action)} actions and {sorted(lengths)} observations; an observation "

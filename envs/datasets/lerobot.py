@@ -58,10 +58,7 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         frame_bytes = len(cameras) * frame_size**2 * 3
         refuse_beyond(2 * int(info["total_frames"]) * frame_bytes, "the frames of this data set")
     # Images are read only where they are wanted: they are much larger than all else.
-    cameras_in_rows = []
-    for name in cameras:
-        if features[name][0] == "image":
-            cameras_in_rows.append(name)
+    cameras_in_rows = [name for name in cameras if features[name][0] == "image"]
     table_columns = [*columns, *cameras_in_rows]
     tables = [_read_table(path, table_columns) for path in _parquet_files(folder / "data")]
     rows = {}
@@ -100,10 +97,7 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
 def read_progress(path: Path) -> dict[int, np.ndarray]:
     """Episode -> the progress at each of its frames, float32 (T,): a file that a reward model of LeRobot wrote."""
     table = _read_table(path)
-    columns = []
-    for name in PROGRESS_COLUMNS:
-        if name in table.column_names:
-            columns.append(name)
+    columns = [name for name in PROGRESS_COLUMNS if name in table.column_names]
     if not columns or not {"episode_index", "frame_index"} <= set(table.column_names):
         has = ", ".join(table.column_names)
         raise ValueError(
@@ -139,10 +133,7 @@ def _read_info(folder: Path) -> tuple[dict[str, Any], Features]:
 
 
 def _choose_camera(folder: Path, features: Features, camera: str) -> str:
-    cameras = []
-    for name, (dtype, _) in features.items():
-        if dtype in IMAGE_TYPES:
-            cameras.append(name)
+    cameras = [name for name, (dtype, _) in features.items() if dtype in IMAGE_TYPES]
     if not camera and cameras:
         camera = cameras[0]
     if camera not in cameras:
@@ -264,11 +255,7 @@ def _box(values: np.ndarray) -> spaces.Space:
 def _tasks(folder: Path) -> list[str]:
     lines = folder / "meta" / "tasks.jsonl"
     if lines.is_file():
-        tasks = []
-        for line in read_text(lines).splitlines():
-            if line:
-                tasks.append(str(json.loads(line)["task"]))
-        return tasks
+        return [str(json.loads(line)["task"]) for line in read_text(lines).splitlines() if line]
     table = folder / "meta" / "tasks.parquet"
     if table.is_file():
         columns = _read_table(table).to_pydict()

@@ -24,10 +24,7 @@ def from_ogbench(path: Path) -> Dataset:
     """The trajectories in a file; a ValueError if it is torn, or of another format."""
     try:
         with np.load(regular(path.resolve()), allow_pickle=False) as file:
-            arrays = {}
-            for name in (*NEEDED_ARRAYS, "rewards"):
-                if name in file:
-                    arrays[name] = file[name]
+            arrays = {name: file[name] for name in (*NEEDED_ARRAYS, "rewards") if name in file}
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); fetch it again") from None
     lengths = map_values(len, arrays)

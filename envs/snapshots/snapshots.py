@@ -207,11 +207,7 @@ def _variables(inner: Any) -> tuple[str, ...]:
     # What moves is no argument, though FourRooms takes the agent's first place under the name of
     # its place.
     fixed = (_FIXED | _arguments(kind)) - _MOVING
-    names = []
-    for name in vars(inner):
-        if name not in fixed:
-            names.append(name)
-    return tuple(names)
+    return tuple(name for name in vars(inner) if name not in fixed)
 
 
 @functools.cache

@@ -325,7 +325,7 @@ class BufferedVectorEnv(VectorEnv):
         self.observation_space = batch_space(env.observation_space, n)
         self.action_space = batch_space(env.action_space, n)
         self._slots = slots
-        self._views = [slots.view(rows) for rows in groups] if len(groups) > 1 else [slots]
+        self._views = list(map(slots.view, groups)) if len(groups) > 1 else [slots]
         self._sent: deque[int] = deque()
         # Whether it was reset or restored.
         self.has_reset = False
@@ -389,7 +389,7 @@ class BufferedVectorEnv(VectorEnv):
 
     def recv_all(self) -> VectorStep:
         """What `step` returns, once all groups have their actions."""
-        ended = [self._finish(group) for group in range(len(self.groups))]
+        ended = list(map(self._finish, range(len(self.groups))))
         return self._result(self._slots, any(ended))
 
     def _show_begun(self, texts: Mapping[int, str | None]) -> None:

@@ -257,9 +257,7 @@ class Budget:
         if not self.restarts:
             raise WorkerError(sentence)
         error = WorkerError(f"{sentence}; that is more than {self.restarts} restarts within {self.window:g} s")
-        lines = []
-        for when, reason in self._recent:
-            lines.append(f"{now - when:.1f} s before: {reason}")
+        lines = [f"{now - when:.1f} s before: {reason}" for when, reason in self._recent]
         error.add_note("\n".join(["What happened:", *lines]))
         raise error
 

@@ -133,7 +133,7 @@ class Workers(BufferedVectorEnv):
         # multiprocessing waits for its children.
         self._stop = Finalize(self, stop, (self._workers,), exitpriority=10)
         # For each group the workers that have rows of it.
-        self._members = [self._workers_of(group) for group in self.groups]
+        self._members = list(map(self._workers_of, self.groups))
         try:
             self._start_workers()
         except BaseException:

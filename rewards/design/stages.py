@@ -140,10 +140,7 @@ class StageReward(Programmed):
 
     def _warn(self) -> None:
         self.warned = True
-        never = []
-        for name, count in zip(self.names, self.ended):
-            if not count:
-                never.append(name)
+        never = [name for name, count in zip(self.names, self.ended) if not count]
         if never:
             warnings.warn(
                 f"after {self.seen} transitions no episode has ended stage {never[0]!r} of {self.config.file}, so the "

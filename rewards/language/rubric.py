@@ -69,10 +69,7 @@ class Rubric(JudgedCaptions):
         texts, weights, patterns = zip(*principles)
         self.principles: tuple[str, ...] = texts
         self.weights = np.array(weights)
-        without = []
-        for text, pattern in zip(texts, patterns):
-            if not pattern:
-                without.append(text)
+        without = [text for text, pattern in zip(texts, patterns) if not pattern]
         judge = config.judge
         if judge == "auto":
             judge = "openai" if without else "rules"

@@ -423,10 +423,7 @@ class _Planner:
         goals = self._cells_of(OBJECT_GOAL)
         if goals:
             return *goals[0], GO
-        locked = []
-        for cell in self._cells_of(OBJECT_DOOR):
-            if self._is_locked(*cell):
-                locked.append(cell)
+        locked = [cell for cell in self._cells_of(OBJECT_DOOR) if self._is_locked(*cell)]
         if not locked:
             return None
         boxes = self._cells_of(OBJECT_BOX)

@@ -133,7 +133,7 @@ class KeptAnswers:
         return {"taken": list(map(list, self.taken))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.taken = {(first, second): None for first, second in state.get("taken", ())}
+        self.taken = dict.fromkeys(map(tuple, state.get("taken", ())))
 
     def _set_label(self, pair: Pair, label: float, segments: str) -> None:
         self.labels[pair] = label

@@ -89,10 +89,7 @@ class Segments:
         """The batch without the fields and extras that no segment holds."""
         fields = {*SEGMENT_FIELDS, *self.requires, "extras"}
         absent = dict.fromkeys(vars(batch).keys() - fields)
-        extras = {}
-        for key, x in batch.extras.items():
-            if key in self.extras:
-                extras[key] = x
+        extras = {key: x for key, x in batch.extras.items() if key in self.extras}
         return batch.replace(extras=extras, **absent)
 
     def pick(self, rows: np.ndarray) -> Transitions:

@@ -406,10 +406,7 @@ class Users(Sessions):
         notes = []
         for name, judge in self.labelled.judges.items():
             notes += [f"{name}: {note}" for note in judge.notes()]
-        silent = []
-        for place, name in enumerate(self.config.users):
-            if place not in self.labelled.user:
-                silent.append(name)
+        silent = [name for place, name in enumerate(self.config.users) if place not in self.labelled.user]
         if silent and self.labelled.fits:
             notes.append(f"no answers yet of {', '.join(silent)}, for whom z is 0")
         return notes + super().notes()

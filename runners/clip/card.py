@@ -116,10 +116,7 @@ def measure(lexicon: Lexicon, scores: HeldOutScores, captions: list[Caption], st
 
 
 def _mean(values: list[float]) -> float:
-    known = []
-    for value in values:
-        if np.isfinite(value):
-            known.append(value)
+    known = [value for value in values if np.isfinite(value)]
     return float(np.mean(known)) if known else float("nan")
 
 

@@ -212,7 +212,7 @@ class Actor:
             for name in ACTING_FIELDS:
                 part[name] = getattr(collector, name)
         part["obs"] = map_obs(lambda x: x[1:], rollout.obs)
-        part["modalities"] = {name: value[1:] for name, value in rollout.modalities.items()}
+        part["modalities"] = take_rows(rollout.modalities, slice(1, None))
         if collector.recurrent:
             part["hidden"] = np.stack([hidden.numpy() for hidden in collector.hidden])
             part["hidden_after"] = collector.learner.hidden.numpy()

@@ -164,10 +164,7 @@ def extra(name: str, requirements: list[str], env_id: str = "", drawn: bool = Fa
     """Whether what an extra brings is installed; nothing is imported but for its environment, if it has one."""
     label = name if env_id else f"[{name}]"
     versions = {package: version(package) for package in map(distribution, requirements)}
-    lacking = []
-    for package in versions:
-        if versions[package] is None:
-            lacking.append(package)
+    lacking = [package for package in versions if versions[package] is None]
     if lacking:
         fix = f"pip install '{DISTRIBUTION}[{name}]'"
         yield Finding(label, "optional", f"without {', '.join(lacking)}", fix, required=False)

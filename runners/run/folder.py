@@ -140,10 +140,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
     for number in range(1, 1000):
         name = stamp if number == 1 else f"{stamp}-{number}"
         path = config.folder().absolute() / name
-        made = []
-        for parent in path.parents:
-            if not parent.exists():
-                made.append(parent)
+        made = [parent for parent in path.parents if not parent.exists()]
         try:
             path.mkdir(parents=True)
         except FileExistsError:

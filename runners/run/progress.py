@@ -464,9 +464,7 @@ class Dashboard(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        cells = []
-        for tag, value in sorted(self.numbers.items()):
-            cells.append(Text(f"{tag} {value:.4g}"))
+        cells = [Text(f"{tag} {value:.4g}") for tag, value in sorted(self.numbers.items())]
         yield Columns(cells, equal=True, column_first=True)
 
 

@@ -108,10 +108,7 @@ def _reach(key: str, value: Any, settings: Values) -> Iterator[str]:
     """A phrase for everything that a setting would import, send, read or write."""
     part, _, rest = key.partition(".")
     option = key.rpartition(".")[2]
-    texts = []
-    for text in _texts(value):
-        if text and not is_float(text):
-            texts.append(text)
+    texts = [text for text in _texts(value) if text and not is_float(text)]
     if key == "env":
         module = str(value).rpartition(":")[0]
         if module and not _is_known(module):

@@ -69,9 +69,7 @@ def refuse_twice(arguments: Iterable[str]) -> None:
 
 def replace_arguments(arguments: Iterable[str], changes: Iterable[str]) -> list[str]:
     """Arguments of which `changes` replace those with the same key."""
-    by_key = {}
-    for argument in (*arguments, *changes):
-        by_key[argument.partition("=")[0]] = argument
+    by_key = {argument.partition("=")[0]: argument for argument in (*arguments, *changes)}
     return list(by_key.values())
 
 
