@@ -1,7 +1,6 @@
 """The verdict of an audit: lines for a terminal, and one page of HTML that needs no other file."""
 
 import math
-from itertools import starmap
 from pathlib import Path
 
 from runners.audit.verdict import ALARM, SOUND, UNKNOWN, Verdict, judge
@@ -23,7 +22,8 @@ def finish(folder: Path) -> Verdict:
 def lines(verdict: Verdict) -> list[str]:
     """What the terminal shows."""
     text = [f"verdict: {verdict.state}: {'; '.join(verdict.reasons)}"]
-    text += starmap("  {:<44}{}".format, facts(verdict))
+    for name, value in facts(verdict):
+        text.append(f"  {name:<44}{value}")
     for row in stream_rows(verdict):
         text.append(f"  stream {row[0]}: {row[1]} of the reward, {row[2]} at first, correlation with the task {row[3]}")
     return text

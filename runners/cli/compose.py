@@ -308,7 +308,7 @@ def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names
         # The classes of other packages are not read.
         if not options:
             return
-        keys += map(f"{owner}.{{}}".format, options)
+        keys += [f"{owner}.{option}" for option in options]
     for key in values:
         owner = key.rpartition(".")[0]
         # Whether the task's reward is used, too, is known when the others are imported.

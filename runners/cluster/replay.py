@@ -232,10 +232,12 @@ class FleetSteps(Steps):
             at_next = value[:count].reshape(*batch.shape, -1)
             extras[name] = at_next
             if self._reads_obs_frame:
-                # Of an `obs_frame` that is no frame of the row before: `frames_of` put it last.
-                others = value[count:]
-                extras[f"obs_{name}"] = values_at_obs(batch, at_next, lambda missing, others=others: others)  # type: ignore[misc]
+                extras[f"obs_{name}"] = self._values_at_obs(batch, at_next, value[count:])
         return batch.replace(extras=extras)
+
+    def _values_at_obs(self, batch: Transitions, at_next: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Embeddings of each row's `obs_frame`; `others` are those that `frames_of` put last."""
+        return values_at_obs(batch, at_next, lambda missing: others)
 
     def actor_state(self, columns: slice, number: int) -> State:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""

@@ -104,7 +104,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> Values:
         "no tree: the observation is an image, and its family names no signals": not summary["tree"],
         f"{missing} pictures: the environment did not repeat an episode from its seed": missing,
     }
-    summary["left_out"] = list(filter(gaps.get, gaps))
+    summary["left_out"] = [sentence for sentence, is_gap in gaps.items() if is_gap]
     write_json(folder / "explain.json", summary)
     page.write(folder / "explain.html", summary, pictures)
     return summary

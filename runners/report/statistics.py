@@ -167,6 +167,11 @@ def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMP
 def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
     """The factor for both arms of an interval, of the statistic's shape."""
     runs = np.array(list(map(len, parts)), np.float64)
+    if len(parts) == 1:
+        # It has all of the variance. The jackknife would take memory that grows with the square of the runs.
+        growth = runs[0] / (runs[0] - 1)
+        freedom = runs[0] - 1
+        return np.sqrt(growth) * stdtrit(freedom, UPPER_QUANTILE) / ndtri(UPPER_QUANTILE)
     # Each stratum weighs by its share of the statistic's variance, on the last axis.
     variance = np.stack([_jackknife(parts, stratum, statistic) for stratum in range(len(parts))], -1)
     total = variance.sum(-1)[..., None]

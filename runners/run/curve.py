@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lodestar.files import replacing
+from runners.run.child import Control
 from runners.run.config import TextValues, Values
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, diverging_rows, read_csv
 
@@ -41,8 +42,8 @@ def colours(streams: Iterable[str]) -> TextValues:
     return table
 
 
-def curve(folder: Path, title: str, *, scores: Values | None = None, control: Any = None) -> Path:
-    """Draw `curve.png` into a run's folder; `control` is its `runners.run.child.Control`, if it has one.
+def curve(folder: Path, title: str, *, scores: Values | None = None, control: Control | None = None) -> Path:
+    """Draw `curve.png` into a run's folder.
 
     The first panel has the task's and the learned return; where they part, it is shaded. If the agent's reward is not
     the task's alone, a second sets one against the other, a point a row of the log; with several streams a third shows
@@ -102,7 +103,7 @@ def _marker(steps: np.ndarray, single: str = "o") -> str:
     return "" if len(steps) > 1 else single
 
 
-def _plot_task_returns(axis: Any, rows: list[TextValues], scores: Values | None, control: Any) -> None:
+def _plot_task_returns(axis: Any, rows: list[TextValues], scores: Values | None, control: Control | None) -> None:
     steps, task = _columns(rows, TASK_RETURN)
     axis.plot(steps, task, color=TASK_COLOUR, linewidth=2, label="task return", marker=_marker(steps))
     if control is not None and (control.run / "metrics.csv").exists():

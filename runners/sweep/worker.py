@@ -16,7 +16,6 @@ from pathlib import Path
 from filelock import Timeout
 
 from lodestar.files import NoRegularFile, make_folder, open_to_append
-from runners import train
 from runners.run.child import SAVE_S
 from runners.run.folder import LOG, lock_of
 
@@ -34,6 +33,9 @@ def work(argv: Sequence[str], folder: Path) -> int:
     with open_to_append(folder / LOG) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    # Imported late: the process that started this one is watched, and signals are as they should be, from the start.
+    from runners import train
+
     return train.main(list(argv))
 
 

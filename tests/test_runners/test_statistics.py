@@ -29,6 +29,12 @@ def test_the_stretch_goes_to_one_as_runs_are_added():
     assert (found.high - found.low) / (high - low) == pytest.approx(1, abs=1e-2)
 
 
+def test_the_jackknife_whose_memory_grows_with_the_square_of_the_runs_is_for_several_tasks(monkeypatch):
+    monkeypatch.setattr(statistics, "_jackknife", None)
+    found = statistics.aggregate([np.arange(100.0)])
+    assert found.low < found.value < found.high
+
+
 def test_tasks_that_scatter_alike_share_their_degrees_of_freedom():
     scores = [np.arange(5.0), np.arange(5.0)]  # the same jackknife variance in both: 2 * (5 - 1) degrees
     mean = lambda parts: np.mean([part.mean(1) for part in parts], 0)  # noqa: E731
