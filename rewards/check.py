@@ -15,9 +15,8 @@ import math
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
-from unittest import mock
 
 import numpy as np
 import torch
@@ -563,12 +562,15 @@ def another_process(kind: type[Reward]) -> Iterator[None]:
             return hash(value)
         return hash(("elsewhere", value))
 
-    with ExitStack() as patches:
-        for name in {cls.__module__ for cls in kind.__mro__} - {"builtins"}:
-            module = sys.modules[name]
-            if not hasattr(module, "hash"):
-                patches.enter_context(mock.patch.object(module, "hash", hash_elsewhere, create=True))
+    names = {cls.__module__ for cls in kind.__mro__} - {"builtins"}
+    modules = [vars(sys.modules[name]) for name in names if not hasattr(sys.modules[name], "hash")]
+    for module in modules:
+        module["hash"] = hash_elsewhere
+    try:
         yield
+    finally:
+        for module in modules:
+            del module["hash"]
 
 
 def generator_states() -> list[Any]:

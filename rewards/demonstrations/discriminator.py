@@ -34,6 +34,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from envs.datasets.dataset import recorded_transitions
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.mappings import map_values
 from lodestar.settings import setting
 from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 
@@ -74,9 +75,10 @@ class DemosDiscriminator(Learned):
         self.demos = demos.replace(frame=None, obs_frame=None, text=None, obs_text=None, extras={})
         if config.form == "sqil":
             self.learns = False
-            self.recorded_actions: dict[bytes, list[np.ndarray]] = defaultdict(list)
+            actions: dict[bytes, list[np.ndarray]] = defaultdict(list)
             for pair, action in self._pairs(self.demos):
-                self.recorded_actions[pair].append(action)
+                actions[pair].append(action)
+            self.recorded_actions = map_values(np.stack, actions)
             return
         self.watch(self.demos)
         step = self.rows(self.demos.next_obs) - self.rows(self.demos.obs)
@@ -183,7 +185,7 @@ class DemosDiscriminator(Learned):
         for place, (pair, action) in enumerate(self._pairs(batch)):
             if pair in self.recorded_actions:
                 # A replay that stores actions scaled gives them back rounded, so that none is equal to the last bit.
-                distance = np.abs(np.stack(self.recorded_actions[pair]) - action).max(axis=1)
+                distance = np.abs(self.recorded_actions[pair] - action).max(axis=1)
                 score[place] = distance.min() <= MAX_ACTION_GAP
         return score
 

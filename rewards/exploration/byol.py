@@ -34,7 +34,7 @@ from rewards.base import Metrics, RewardConfig, Walk, valid_rows
 from rewards.exploration.learned import Columns, Learned, LearnedConfig, Losses
 from rewards.exploration.memories import Episodic
 
-MemoryTensors = Losses  # a memory, on the device
+MemoryTensors = dict[str, Tensor]  # a memory, on the device
 
 
 @dataclass

@@ -249,8 +249,14 @@ def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monk
     assert b"good 0" in written and key.encode() not in written
 
 
-def test_what_the_judge_refuses_is_raised_where_training_sees_it(ask_here):
-    annotator = ask_here("no address")
+def test_what_a_judge_on_a_server_refuses_is_refused_before_its_process_starts(ask_here):
     with pytest.raises(ValueError, match=r"url='no address' is no web address"):
+        ask_here("no address")
+
+
+def test_what_the_judge_refuses_is_raised_where_training_sees_it():
+    annotator = Annotator("rules", {"family": "nowhere"}, clock="wall")
+    with pytest.raises(ValueError, match=r"family='nowhere'"):
         annotator.offer(texts(1), 0)
         collect(annotator, 1)
+    annotator.close()

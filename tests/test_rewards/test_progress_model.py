@@ -241,17 +241,19 @@ def test_without_a_server_clip_scores_every_frame():
     [
         ("token", {}, "the judge token needs model; give it among the judge's options"),
         ("token", {"model": "m", "modle": 1}, "has no option 'modle'; did you mean 'model'?"),
+        ("token", {"model": "m", "url": "http://localhost:1/v1", "timeout": -1}, "timeout=-1 is out of range"),
         ("recorded", {"path": "nowhere"}, "path='nowhere' is no file"),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(judge, given, message):
+@pytest.mark.parametrize("ask", ["beside", "at_once"])
+def test_bad_options_are_refused_in_a_sentence(judge, given, message, ask):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        ProgressModel(ProgressModelConfig(judge=judge, judge_options=given, goal=GOAL, ask="at_once"), *SPACES)
+        ProgressModel(ProgressModelConfig(judge=judge, judge_options=given, goal=GOAL, ask=ask), *SPACES)
 
 
 def test_a_server_needs_a_sentence_and_frames(server):
     with pytest.raises(ValueError, match="goal is empty; say what is wanted"):
-        make(server, goal=" ").preflight()
+        make(server, goal=" ")
     reward = make(server)
     with pytest.raises(ValueError, match=r"not none; use frame_size=8"):
         reward.embed(windows_of([1]).replace(frame=None).flatten())

@@ -38,6 +38,7 @@ from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import ask_judge
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
+from rewards.llm.judges.served import ServedJudge
 from rewards.llm.store import Item, label_in, read_rows, row_of
 
 # Seconds without any answer after which nothing is waited for, and between two looks.
@@ -77,8 +78,8 @@ class AnswerTimes(AnswerLimits):
 
 @dataclass(eq=False, repr=False)
 class Annotator(AnswerTimes):
-    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; `offer` and
-    `take` for a value that the judge in its process refuses.
+    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option, and for what a
+    judge on a server refuses; `offer` and `take` for what another judge refuses in its process.
     """
 
     judge: str = setting(help="one of the judges of its kind")
@@ -143,6 +144,9 @@ class Annotator(AnswerTimes):
                 json.dumps(options)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"judge_options are no JSON ({error}); give numbers, text, lists") from None
+            # A judge on a server is made at once, so its values are refused now and not by its process.
+            if issubclass(judge_class, ServedJudge):
+                make_judge(self.judge, self.kind, **options).close()
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
         """Take in what is new among texts or pairs at step `now`, the newest last; how many. High priorities are asked
