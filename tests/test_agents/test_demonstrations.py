@@ -138,6 +138,7 @@ def test_rewarded_episodes_are_kept_and_their_returns_are_targets_where_they_are
     assert replay.bound[:4].tolist() == [0.25, 0.5, 1.0, -torch.inf]
     rows = replay.sample(40)
     assert (rows.index < 0).sum() == 20 and (rows.index[:10] < 0).sum() == 5
+    assert set(rows.index[rows.index < 0].tolist()) == {-1, -2, -3}
     changed = replay.lower_bounds(rows, lambda obs, action: torch.full((len(obs),), 0.3))
     for place, value, follows, old in zip(rows.index, changed.reward, changed.discount, rows.discount):
         bound = {-1: None, -2: 0.5, -3: 1.0}.get(int(place))

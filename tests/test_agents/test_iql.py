@@ -54,6 +54,14 @@ def learned(expectile=0.7, beta=3.0, steps=500, **loss):
     return model, v.numpy(), q.numpy(), policy.numpy()
 
 
+def test_q_of_an_action_of_two_numbers_is_one_number():
+    numbers = np.zeros((3, 1), np.float32)
+    rows = batch(numbers, np.zeros((3, 2), np.float32), [0, 0, 1], numbers, [0, 0, 1])
+    model = IQL(IQLConfig(net_arch=[4]), LINE, spaces.Box(-2, 2, (2,), np.float32), rows)
+    outputs = torch.arange(12.0).view(2, 3, 2)
+    assert model.net.q(outputs, torch.zeros(3, 2)).tolist() == [[[0.0], [2.0], [4.0]], [[6.0], [8.0], [10.0]]]
+
+
 def test_the_expectile_loss_weighs_shortfall_and_excess_unequally():
     gaps = torch.tensor([2.0, -2.0, 0.0])
     torch.testing.assert_close(expectile_loss(gaps, 0.7), torch.tensor([0.7 * 4, 0.3 * 4, 0.0]))

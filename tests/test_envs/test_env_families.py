@@ -80,8 +80,12 @@ def test_robots_stand_at_reset_and_no_longer_when_lowered(env_id: str) -> None:
     env.reset()
     truth = goals(env_id)[0].truth
     assert truth(env) and families()["mujoco"].caption(env, {}) == "the robot is standing"
+    degree = goals(env_id)[0].degree
+    assert degree is not None and degree(env) == pytest.approx(1.0, abs=0.02)
     _turn(env, 2 if env_id == "Humanoid-v5" else 1, 0.4)  # the torso's height
     assert not truth(env)
+    # An upright robot is as near to standing as it is high.
+    assert degree(env) == pytest.approx(0.4 / {"Humanoid-v5": 1.4}.get(env_id, 1.25))
 
 
 def test_shadows_off_changes_the_picture_and_not_the_physics() -> None:

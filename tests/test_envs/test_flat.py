@@ -36,6 +36,19 @@ def test_it_goes_on_from_the_state_of_torchs_own_adam():
     torch.testing.assert_close(flat.value, nn.utils.parameters_to_vector(theirs.parameters()), rtol=0, atol=1e-6)
 
 
+def test_a_single_parameter_goes_on_from_torchs_own_adam():
+    weight = nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([weight], lr=0.1)
+    weight.grad = torch.tensor([2.0, -1.0])
+    adam.step()
+    flat = Flat(torch.ones(2))
+    flat.load_state_dict(adam.state_dict())
+    assert flat.steps == 1
+    # The moments after one step are 0.1 of the gradient and 0.001 of its square.
+    assert flat.mean.tolist() == pytest.approx([0.2, -0.1])
+    assert flat.square.tolist() == pytest.approx([0.004, 0.001])
+
+
 def test_gradients_are_shortened_to_a_norm():
     flat = Flat(torch.zeros(2))
     flat.grad[:] = torch.tensor([3.0, 4.0])
