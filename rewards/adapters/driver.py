@@ -48,9 +48,13 @@ class EpisodeTracker(Stateful):
             mask = np.ones(self.n, bool)
         mask = np.asarray(mask, bool)
         self.cursor.begin(modalities, mask)
-        # Memories of the environments that go on stay as they are.
-        initial = self._initial_memories()
-        self.memory = {name: merge_memory(memory, initial[name], mask) for name, memory in self.memory.items()}
+        # Memories of the environments that go on stay as they are, but for what only an earlier version kept.
+        memories = {}
+        for name, initial in self._initial_memories().items():
+            assert initial is not None
+            memory = {key: self.memory[name][key] for key in initial}
+            memories[name] = merge_memory(memory, initial, mask)
+        self.memory = memories
         return mask
 
 

@@ -182,15 +182,15 @@ class CountMemory(EpisodeMemory):
     def _count_by_sorting(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """The walk where nothing is forgotten: visits sorted by environment, episode and cell, each cell's in time."""
         # Entries are the cells in memory, weighted by their visits, and then the rollout's visits with weight 1.
-        held = memory["filled"].max(initial=0)
-        keys = np.concatenate([memory["cells"][:, :held], x.T], axis=1)
-        weights = np.concatenate([memory["visits"][:, :held], valid.T], axis=1)
+        remembered = memory["filled"].max(initial=0)
+        keys = np.concatenate([memory["cells"][:, :remembered], x.T], axis=1)
+        weights = np.concatenate([memory["visits"][:, :remembered], valid.T], axis=1)
         env, column = np.nonzero(weights)
         key = keys[env, column]
         weight = weights[env, column]
         # A group is one episode of one environment; the memory is of episode 0.
         rollout_episode, last_episode = _number_episodes(ended.T)
-        memory_episode = np.zeros_like(weights[:, :held])
+        memory_episode = np.zeros_like(weights[:, :remembered])
         episode = np.concatenate([memory_episode, rollout_episode], axis=1)[env, column]
         group = env * (len(x) + 1) + episode
 
@@ -221,7 +221,7 @@ class CountMemory(EpisodeMemory):
         after["cells"][row, place] = key[first[current]]
         after["visits"][row, place] = visits[current]
         after["filled"] += np.bincount(row, minlength=x.shape[1])
-        return answers[:, held:].T, after
+        return answers[:, remembered:].T, after
 
 
 def _number_episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -225,9 +225,9 @@ class BradleyTerry(Sessions):
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
-        disputed = self.config.draw == "disagreement" and self.labelled.fits > 0
-        one, two = self.draw_any(10 * queries if disputed else queries)
-        if not disputed or not len(one):
+        by_disagreement = self.config.draw == "disagreement" and self.labelled.fits > 0
+        one, two = self.draw_any(10 * queries if by_disagreement else queries)
+        if not by_disagreement or not len(one):
             return one, two
         x = self.inputs_of(*self.read_pairs(self.segments.pick(one), self.segments.pick(two)))
         with torch.no_grad():

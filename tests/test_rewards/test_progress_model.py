@@ -13,6 +13,7 @@ from model_server import ModelServer, breaks_off, hangs, says, status
 from rollouts import blank
 
 from lodestar.state import pack, unpack
+from rewards.adapters.driver import EpisodeTracker
 from rewards.check import check_reward
 from rewards.llm.judges.windows import FrameProgress, TokenShare, WindowGrade
 from rewards.mix.mix import Mix, Stream
@@ -193,6 +194,16 @@ def test_a_run_of_an_earlier_version_that_waited_for_answers_continues(server):
     assert other.scan(batch, memory)[0] == expected and len(server.seen) == count
     reward.close()
     other.close()
+
+
+def test_the_memory_of_a_run_of_an_earlier_version_meets_the_next_episode(server):
+    reward = make(server)
+    tracker = EpisodeTracker({"progress_model": reward}, 2, 8)
+    tracker.memory["progress_model"] |= {"count": np.array([1, 2]), "latest": np.array([5, 6])}
+    tracker.begin({"frame": np.zeros((2, 8, 8, 3), np.uint8)}, np.array([True, False]))
+    assert tracker.memory["progress_model"]["latest"].tolist() == [0, 6]
+    assert set(tracker.memory["progress_model"]) == set(reward.initial_memory(2))
+    reward.close()
 
 
 def test_recorded_answers_keep_the_contract_and_need_no_server(server, tmp_path):

@@ -52,7 +52,7 @@ VECTOR_SIZE = 384
 MAX_TEXT_TOKENS = 256
 TEXTS_PER_PASS = 64
 # Parts of the names of BERT's weights, replaced in this order -> those of `_MiniLM`.
-NAMES = {
+WEIGHT_NAMES = {
     "embeddings.word_embeddings": "word",
     "embeddings.position_embeddings": "place",
     "embeddings.LayerNorm": "norm",
@@ -265,7 +265,7 @@ def _rename_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
             # PyTorch keeps the three in one matrix.
             parts = [weights[name.replace("query", part)] for part in ("query", "key", "value")]
             tensor = torch.cat(parts)
-        for theirs, ours in NAMES.items():
+        for theirs, ours in WEIGHT_NAMES.items():
             name = name.replace(theirs, ours)
         renamed[name] = tensor
     return renamed
