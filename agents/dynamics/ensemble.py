@@ -173,10 +173,12 @@ class DynamicsEnsemble(Stateful):
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error (held-out RMSE, in deviations), model_loss, model_steps, model_failures."""
-        if not all_finite(replay.arrays()):
+        columns = replay.arrays()
+        if not all_finite(columns):
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
-        table, rescaled = self._table(replay)
+        rescaled = self._must_rescale(replay)
+        table = self._table(columns, rescaled)
         rows, held_rows = split(len(table), self._scalings, self.device)
         held = table[held_rows]
         budget = self.config.first_steps if rescaled else self.config.max_steps
@@ -231,24 +233,22 @@ class DynamicsEnsemble(Stateful):
         out = self.net(inputs, self._elite)
         return out.flatten(0, 1).index_select(0, place)
 
-    def _table(self, replay: Replay) -> tuple[Tensor, bool]:
-        """Whitened inputs, standardised targets, terminated: (M, W); whether scalers were set."""
-        obs, action, next_obs, task, terminated, _ = replay.arrays()
+    def _table(self, columns: tuple[Tensor, ...], rescale: bool) -> Tensor:
+        """Whitened inputs, standardised targets, terminated: (M, W), of a replay's columns; scalers are set first."""
+        obs, action, next_obs, task, terminated, _ = columns
         net = self.net
         reward = task[:, None]
         is_end = terminated[:, None].float()
-        columns = [obs, action, next_obs - obs, reward, is_end]
-        table = torch.cat(columns, -1)
+        table = torch.cat([obs, action, next_obs - obs, reward, is_end], -1)
         # Views of the table, which are standardised in place.
         inputs, targets, _ = net.columns(table)
-        rescale = self._must_rescale(replay)
         if rescale:
             net.inputs.fit(inputs)
             net.outputs.fit(targets)
         net.moves.copy_((targets != net.outputs.mean).any(0))
         inputs.copy_(net.inputs(inputs))
         targets.copy_(net.outputs(targets))
-        return table, rescale
+        return table
 
     def _must_rescale(self, replay: Replay) -> bool:
         """Whether the data has doubled since the scalers were set; if so, this counts as setting them."""

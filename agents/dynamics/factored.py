@@ -23,7 +23,6 @@ from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
-from agents.replay.replay import Replay
 
 # The initial logit of an entry's present value: what never changes is not left to a network that overfits.
 INITIAL_STAY_LOGIT = 6.0
@@ -63,11 +62,10 @@ class Factored(DynamicsEnsemble):
         predicted = self.step(obs, action, sample=False).next_obs
         return float((predicted != next_obs).float().mean())
 
-    def _table(self, replay: Replay) -> tuple[Tensor, bool]:
-        """Rows of obs, action, next_obs, reward, terminated; whether the data has doubled."""
-        obs, action, next_obs, task, terminated, _ = replay.arrays()
-        columns = [obs, action, next_obs, task[:, None], terminated[:, None].float()]
-        table = torch.cat(columns, -1)
+    def _table(self, columns: tuple[Tensor, ...], rescale: bool) -> Tensor:
+        """Rows of obs, action, next_obs, reward, terminated."""
+        obs, action, next_obs, task, terminated, _ = columns
+        table = torch.cat([obs, action, next_obs, task[:, None], terminated[:, None].float()], -1)
         not_binary = ((next_obs != 0) & (next_obs != 1)).nonzero()
         if len(not_binary):
             row, entry = not_binary[0].tolist()
@@ -75,10 +73,9 @@ class Factored(DynamicsEnsemble):
                 f"entry {entry} of an observation is {float(next_obs[row, entry]):g}, and model=factored predicts 0 "
                 "and 1; use model=ensemble"
             )
-        rescale = self._must_rescale(replay)
         largest = torch.maximum(self.net.unit, task.abs().amax())
         self.net.unit.copy_(largest)
-        return table, rescale
+        return table
 
 
 class _Entries(nn.Module):

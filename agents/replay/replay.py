@@ -55,6 +55,9 @@ class Rows(NamedTuple):
 
 def interleave(parts: Sequence[Rows], count: int) -> Rows:
     """`count` minibatches, one after another, each the next piece of all parts."""
+    # Rows of one source lie so already.
+    if len(parts) == 1:
+        return parts[0]
     columns = []
     for pieces in zip(*parts):
         by_minibatch = [piece.view(count, -1, *piece.shape[1:]) for piece in pieces]

@@ -144,7 +144,9 @@ class LatentModel(nn.Module):
 
     def encode(self, vector: Tensor, pixels: Pixels, slow: bool = False) -> Tensor:
         """Latents (..., Z) of observations (..., D), for a cell without memory."""
-        networks: Any = self.slow if slow and self.slow is not None else self._encoding_networks()
+        networks: Any = {"encoder": self.encoder, "cell": self.cell}
+        if slow and self.slow is not None:
+            networks = self.slow
         embed = networks["encoder"](vector, pixels)
         return networks["cell"].encode(embed)
 

@@ -428,4 +428,4 @@ def _spread_light(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             ahead[cell] |= through
             ahead[cell + side] |= through
     bits = np.arange(2**size)[:, None] >> np.arange(size) & 1
-    return (light << bit).sum(0), (ahead << bit + size).sum(0), bits.astype(np.uint8)
+    return (light << bit).sum(0), (ahead << (bit + size)).sum(0), bits.astype(np.uint8)
