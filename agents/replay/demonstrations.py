@@ -261,7 +261,7 @@ class MixedReplay(Replay):
 
 
 def _behind(part: Any) -> Any:
-    """Rows or sequences of a source, whose places are told from the ring's: -1, -2, ..."""
+    """Rows or sequences of a source, with places -1, -2, ..., as those of the ring are 0 or more."""
     return part._replace(index=-1 - part.index)
 
 
